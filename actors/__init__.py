@@ -1,0 +1,1 @@
+"""What runs: the actor runtime, one package per role, the training algorithms and actorctl."""

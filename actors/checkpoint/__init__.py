@@ -1,0 +1,1 @@
+"""Keeps weight versions and serves their chunks."""

@@ -1,0 +1,114 @@
+"""What every actor is given: who it is, its configuration, its connection to the bus, and the wish that it stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from physarum.bus import metrics
+from physarum.bus.blobs import BlobStore
+from physarum.bus.connection import Bus
+from physarum.bus.endpoint import Endpoint
+from physarum.bus.publisher import Publisher
+from physarum.bus.register import Register
+from physarum.configs.root import RootConfig
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """`run/role/instance`: one process."""
+
+    run: str
+    role: str
+    instance: str
+
+    @property
+    def index(self) -> int:
+        """The number behind the last '-' of the instance's name."""
+        return int(self.instance.rsplit("-", 1)[1])
+
+    def __str__(self) -> str:
+        return f"{self.run}/{self.role}/{self.instance}"
+
+
+class RunFolder(msgspec.Struct, frozen=True):
+    """Where a run keeps its files."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def endpoint(self) -> Path:
+        return self.path / "bus" / "endpoint.json"
+
+    @property
+    def bus(self) -> Path:
+        return self.path / "bus"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def actors(self) -> Path:
+        return self.path / "actors"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def start_model(self) -> Path:
+        """A link to the folder of the start model, whatever made it."""
+        return self.path / "start_model"
+
+    @property
+    def blobs(self) -> BlobStore:
+        return BlobStore(self.path / "blobs")
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+
+class Context:
+    """One actor's surroundings. `draining` is set when it should finish what it holds and take nothing new."""
+
+    def __init__(
+        self, identity: Identity, config: RootConfig, folder: RunFolder, endpoint: Endpoint, bus: Bus, publisher: Publisher
+    ) -> None:
+        self.identity = identity
+        self.config = config
+        self.folder = folder
+        self.endpoint = endpoint
+        self.bus = bus
+        self.publisher = publisher
+        self.host = socket.gethostname()
+        self.draining = asyncio.Event()
+        self.paused = False
+        self.resumed = asyncio.Event()
+        self.resumed.set()
+
+    def run_register(self, kind: type[T]) -> Register[T]:
+        """The RUN register for records of `kind`."""
+        return Register(self.bus, self.publisher, "run", kind)
+
+    async def emit(self, kind: str, values: dict[str, object]) -> None:
+        """Publishes a metric of this actor."""
+        await metrics.emit(self.bus, self.identity.role, self.identity.instance, kind, values)

@@ -1,0 +1,125 @@
+"""From `engines.<group>.sglang` to a command line: user arguments pass through, checked against the installed server.
+
+Invariant: nothing is renamed, interpreted or dropped. An argument that the server does not know, or that physarum must
+set itself, is refused before a process starts. User values replace our defaults; null removes a default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from physarum.actors.engine.environment import Device
+from physarum.actors.engine.errors import EngineArgumentError
+from physarum.actors.engine.schema import Argument, ServerSchema
+
+_NO_HTTP: Final = "physarum addresses the engine over SGLang's HTTP interface"
+_RESERVED: Final[Mapping[str, str]] = {
+    "model-path": "set model: (or engines.<group>.model) instead",
+    "model": "set model: (or engines.<group>.model) instead",
+    "host": "an engine that physarum starts listens on loopback; for one elsewhere set engines.<group>.url",
+    "port": "a free port is reserved at start; for an engine elsewhere set engines.<group>.url",
+    "weight-version": "it carries the version label, by which tokens are accounted",
+    "served-model-name": "it is replaced at every weight update and means nothing here",
+    "config": "write the arguments themselves under engines.<group>.sglang",
+    "api-key": "secrets never stand on a command line, where every user of the host reads them",
+    "admin-api-key": "secrets never stand on a command line, where every user of the host reads them",
+    "ssl-keyfile-password": "secrets never stand on a command line, where every user of the host reads them",
+    "grpc-mode": _NO_HTTP,
+    "smg-grpc-mode": _NO_HTTP,
+    "encoder-only": _NO_HTTP,
+    "use-ray": "physarum starts and watches the server process itself",
+}
+
+# Measured: without dtype a float32 checkpoint is served as float16; without max-total-tokens the KV pool takes 13.7 GB.
+# The first health probe generates a token, so the server's own warm-up adds nothing.
+_CPU_DEFAULTS: Final[Mapping[str, Any]] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "grammar-backend": "none",
+    "max-total-tokens": 65536,
+    "max-running-requests": 64,
+    "mem-fraction-static": 0.3,
+    "skip-server-warmup": True,
+}
+
+
+def server_command(
+    python: Path, model: Path, port: int, label: str, user: Mapping[str, Any], device: Device, schema: ServerSchema
+) -> list[str]:
+    """The whole command of one server. Raises EngineArgumentError naming every argument that cannot stand."""
+    arguments = {**default_arguments(device, schema), **checked_arguments(user, schema)}
+    command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--weight-version", label]
+    known = schema.by_name()
+    for name, value in arguments.items():
+        command += _render(known[name], name, value)
+    return command
+
+
+def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:
+    """What physarum sets unless the user says otherwise, in the words of the installed release."""
+    known = schema.by_name()
+    defaults: dict[str, Any] = {}
+    if device == "cpu":
+        defaults |= _CPU_DEFAULTS
+        if "cuda-graph-backend-decode" in known:
+            defaults |= {"cuda-graph-backend-decode": "disabled", "cuda-graph-backend-prefill": "disabled"}
+        else:
+            defaults["disable-cuda-graph"] = True
+    return defaults
+
+
+def checked_arguments(user: Mapping[str, Any], schema: ServerSchema) -> dict[str, Any]:
+    """`user` with canonical names. Raises EngineArgumentError listing all problems at once."""
+    known = schema.by_name()
+    checked: dict[str, Any] = {}
+    problems: list[str] = []
+    for written, value in user.items():
+        name = written.removeprefix("--").replace("_", "-")
+        problem = _problem(name, value, known, schema.version)
+        if name in checked:
+            problem = f"{written}: given twice (- and _ are the same here); keep one"
+        if problem is not None:
+            problems.append(problem)
+        checked[name] = value
+    if problems:
+        raise EngineArgumentError("; ".join(problems))
+    return checked
+
+
+def _problem(name: str, value: Any, known: Mapping[str, Argument], version: str) -> str | None:
+    if name in _RESERVED:
+        return f"sglang argument {name} cannot be set here: {_RESERVED[name]}"
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else "; see `python -m sglang.launch_server --help`"
+        return f"sglang {version} has no argument {name}{hint}"
+    argument = known[name]
+    if argument.is_switch and not isinstance(value, bool | None):
+        return f"sglang argument {name} is a switch: found {value!r}, expected true or false"
+    if not argument.is_switch and isinstance(value, bool) and argument.number != "?":
+        return f"sglang argument {name} takes a value: found {value!r}"
+    values = value if isinstance(value, list) else [value]
+    if isinstance(value, list) and argument.number in (1, 0):
+        return f"sglang argument {name} takes one value: found the list {value!r}"
+    wrong = [one for one in values if one is not None and argument.choices and str(one) not in argument.choices]
+    if wrong and not argument.is_switch:
+        return f"sglang argument {name} is {wrong[0]!r}, expected one of {', '.join(argument.choices or [])}"
+    return None
+
+
+def _render(argument: Argument, name: str, value: Any) -> list[str]:
+    flag = f"--{name}"
+    if value is None:
+        return []
+    if argument.is_switch:
+        return [flag] if value else [argument.negation] if argument.negation else []
+    if isinstance(value, bool):
+        return [flag] if value else []
+    if isinstance(value, list):
+        return [flag, *(str(one) for one in value)]
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]

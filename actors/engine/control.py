@@ -1,0 +1,225 @@
+"""SGLang's control interface: every call has a deadline, every failure a name, and no call ever aborts a request.
+
+Weight updates and the KV cache, found by experiment on 0.5.23 (tests/contract/test_sglang_update.py keeps it true) and
+on 0.5.15.post1. A prompt's KV enters the radix cache as soon as it is prefilled, under (extra_key, tokens). After
+pause(retract) -> new weights -> continue, *without* a flush, log-probabilities of the new span are off by about 10 nats
+on a random model: the requests prefill again, but match their own prompt's old KV. `cached_tokens` hides this: it
+counts the first prefill only and stays 0. extra_key=version protects new requests, but not the resumed ones, which keep
+the key they came with.
+
+| release | pause | flush_cache inside the update | without flush, cache on | disable-radix-cache |
+|---|---|---|---|---|
+| 0.5.23 | retract | works while requests are queued: the KV of all is free | old KV serves new tokens | safe |
+| 0.5.23 | in_place | refused (400) while anything runs | new requests need extra_key=version | safe |
+| 0.5.15.post1 | retract | kills the server while anything is queued | old KV serves new tokens | safe |
+
+So `retract` flushes where the release can (7 ms on CPU; /flush_cache takes 0.36 s there, because it also collects
+garbage: the update's own flush with torch_empty_cache=false does not), and is refused where it cannot, unless the radix
+cache is off. `in_place` never flushes and needs either extra_key or no radix cache.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from physarum.actors.engine.errors import (
+    EngineAnswerError,
+    EngineCapabilityError,
+    EngineRefusedError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+)
+from physarum.weightsync.target import PauseMode
+
+# Tried on 0.5.23 and on 0.5.15.post1; a release between them counts as the older one.
+_FLUSHES_WHILE_QUEUED: Final = (0, 5, 23)
+_REPORTS_SPANS: Final = (0, 5, 23)
+_BODY_IN_MESSAGE: Final = 500
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What the running server can do, as it says itself."""
+
+    version: str
+    spans: bool
+    extra_key: bool
+    flush_while_queued: bool
+    radix_cache: bool
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests and tokens in the server, summed over its data-parallel ranks."""
+
+    running: int
+    waiting: int
+    used_tokens: int
+    token_usage: float
+    generated_tokens_per_s: float
+
+
+class EngineControl:
+    """Speaks to one server at `base_url`. `timeout_s` bounds each call, `update_timeout_s` a weight update."""
+
+    def __init__(
+        self,
+        base_url: str,
+        session: aiohttp.ClientSession,
+        timeout_s: float = 10.0,
+        update_timeout_s: float = 60.0,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._session = session
+        self._timeout_s = timeout_s
+        self._update_timeout_s = update_timeout_s
+        self._capabilities: Capabilities | None = None
+
+    async def health(self) -> None:
+        """Returns when the server generates (an idle one makes a token for it, which takes a second)."""
+        await self._call("GET", "/health")
+
+    async def server_info(self) -> dict[str, Any]:
+        return _mapping(await self._call("GET", "/server_info"), "/server_info")
+
+    async def model_info(self) -> dict[str, Any]:
+        return _mapping(await self._call("GET", "/model_info"), "/model_info")
+
+    async def live_label(self) -> str:
+        """The version label that the server puts on the tokens it makes now."""
+        return str((await self.model_info()).get("weight_version", ""))
+
+    async def loads(self) -> Load:
+        answer = _mapping(await self._call("GET", "/v1/loads"), "/v1/loads")
+        ranks = answer.get("loads")
+        if not isinstance(ranks, list) or not ranks:
+            raise EngineAnswerError(
+                f"{self.base_url}/v1/loads holds no list of loads: {str(answer)[:_BODY_IN_MESSAGE]}"
+            )
+        return Load(
+            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+            used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
+            token_usage=max(float(rank["token_usage"]) for rank in ranks),
+            generated_tokens_per_s=sum(float(rank["gen_throughput"]) for rank in ranks),
+        )
+
+    async def capabilities(self) -> Capabilities:
+        """Asked once, best when the server has just started: it then describes its interface, which takes it a moment.
+
+        Nothing is generated to find out: under load a probe would wait behind all other requests.
+        """
+        if self._capabilities is None:
+            info = await self.server_info()
+            version = str(info.get("version", ""))
+            described = await self._call("GET", "/openapi.json")
+            self._capabilities = Capabilities(
+                version=version,
+                spans=_release(version) >= _REPORTS_SPANS,
+                extra_key=_describes_extra_key(described),
+                flush_while_queued=_release(version) >= _FLUSHES_WHILE_QUEUED,
+                radix_cache=not info.get("disable_radix_cache", False),
+            )
+        return self._capabilities
+
+    async def check_pause_mode(self, mode: PauseMode) -> None:
+        """Raises EngineCapabilityError where updates with `mode` would let old KV serve new tokens."""
+        can = await self.capabilities()
+        if mode == "retract" and can.radix_cache and not can.flush_while_queued:
+            raise EngineCapabilityError(
+                f"sglang {can.version} cannot flush its prefix cache while requests are queued, so after an update in"
+                " mode retract old KV would serve new tokens; set sglang.disable-radix-cache: true,"
+                " or use sglang >= 0.5.23"
+            )
+        if mode == "in_place" and can.radix_cache and not can.extra_key:
+            raise EngineCapabilityError(
+                f"sglang {can.version} knows no extra_key, so in mode in_place new requests would match old prefixes;"
+                " set sglang.disable-radix-cache: true, or use pause: retract"
+            )
+
+    async def pause(self, mode: PauseMode) -> None:
+        """The mode is always sent: an empty body means abort, which kills what is in flight.
+
+        Raises EngineCapabilityError, before anything happens, where an update in this mode would not be safe.
+        """
+        await self.check_pause_mode(mode)
+        await self._call("POST", "/pause_generation", {"mode": mode})
+
+    async def continue_generation(self) -> None:
+        await self._call("POST", "/continue_generation", {"torch_empty_cache": False})
+
+    async def flush_cache(self) -> None:
+        """Drops all KV. Raises EngineRefusedError when anything runs."""
+        await self._call("POST", "/flush_cache")
+
+    async def update_from_disk(self, folder: Path, label: str, mode: PauseMode) -> None:
+        """Loads the safetensors of `folder` into the server and labels them. Call `pause` first, in the same `mode`."""
+        can = await self.capabilities()
+        body = {
+            "model_path": str(folder),
+            "weight_version": label,
+            "abort_all_requests": False,
+            "flush_cache": mode == "retract" and can.flush_while_queued,
+            "torch_empty_cache": False,
+        }
+        answer = await self._call("POST", "/update_weights_from_disk", body, self._update_timeout_s)
+        if not _mapping(answer, "/update_weights_from_disk").get("success"):
+            raise EngineAnswerError(f"{self.base_url} did not update its weights: {str(answer)[:_BODY_IN_MESSAGE]}")
+
+    async def set_version_label(self, label: str) -> None:
+        """Renames the weights that are live. SGLang's default would abort all requests; this never does."""
+        await self._call("POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+    async def abort(self, rid: str) -> None:
+        """Ends one request; its partial output goes to whoever waits for it. An empty `rid` is refused."""
+        if not rid:
+            raise ValueError("abort needs the id of one request: found an empty one")
+        await self._call("POST", "/abort_request", {"rid": rid, "abort_all": False})
+
+    async def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        limit_s = timeout_s or self._timeout_s
+        where = f"{method} {self.base_url}{path}"
+        timeout = aiohttp.ClientTimeout(total=limit_s)
+        try:
+            async with self._session.request(method, self.base_url + path, json=body, timeout=timeout) as response:
+                content = await response.read()
+        except TimeoutError as error:
+            raise EngineTimeoutError(f"{where} had no answer within {limit_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineUnreachableError(
+                f"{where} failed: {error or type(error).__name__}; is the engine up?"
+            ) from error
+        if response.status >= 400:
+            text = content.decode(errors="replace")[:_BODY_IN_MESSAGE]
+            raise EngineRefusedError(f"{where} answered {response.status}: {text}", response.status, text)
+        return _json(content)
+
+
+def _json(content: bytes) -> Any:
+    """Some calls answer with a line of text, or nothing: then the text."""
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return content.decode(errors="replace")
+
+
+def _mapping(answer: Any, path: str) -> dict[str, Any]:
+    if isinstance(answer, dict):
+        return answer
+    raise EngineAnswerError(f"{path} answered {str(answer)[:_BODY_IN_MESSAGE]!r}; expected a JSON object")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """`0.5.15.post1` to (0, 5, 15); () when it is no number."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _describes_extra_key(described: Any) -> bool:
+    try:
+        return "extra_key" in described["components"]["schemas"]["GenerateReqInput"]["properties"]
+    except (KeyError, TypeError):
+        return False

@@ -1,0 +1,172 @@
+"""One SGLang server as a child: started under a guardian, watched, stopped, never left behind.
+
+Invariant: when `stop` returns every process of the server is gone, and at once after this process died, however it died
+(guardian.py). A server that ends by itself is reported with its last log lines as soon as the kernel knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from physarum.actors.engine.arguments import server_command
+from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.environment import Device, detect_device, engine_environment
+from physarum.actors.engine.errors import EngineDiedError, EngineError, EngineStartTimeoutError
+from physarum.actors.engine.port import ReservedPort
+from physarum.actors.engine.schema import inspect_server
+
+_log = logging.getLogger(__name__)
+
+_GUARDIAN: Final = Path(__file__).with_name("guardian.py")
+_FIRST_PROBE_S: Final = 0.25
+_SLOWEST_PROBE_S: Final = 2.0
+_TAIL_LINES: Final = 20
+_TAIL_BYTES: Final = 64 * 1024
+# What the guardian may take, beyond its own grace, to notice that the group is dead.
+_GUARDIAN_MARGIN_S: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec:
+    """What to start. `label` is the version of the weights in `model`; `sglang` are the user's arguments.
+
+    `grace_s`: an SGLang that is terminated looks around every 5 s and then kills its own workers, so waiting for it
+    gains nothing; by default it is killed at once. Drain before stopping.
+    """
+
+    python: Path
+    model: Path
+    label: str
+    log_file: Path
+    sglang: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    device: Device = field(default_factory=detect_device)
+    grace_s: float = 0.0
+
+
+class EngineProcess:
+    """Make one with `await EngineProcess.start(spec)`."""
+
+    def __init__(self, spec: EngineSpec, guardian: asyncio.subprocess.Process, port: ReservedPort) -> None:
+        self.spec = spec
+        self.url = f"http://127.0.0.1:{port.number}"
+        self._guardian = guardian
+        self._port = port
+
+    @classmethod
+    async def start(cls, spec: EngineSpec, cache: Path | None = None) -> EngineProcess:
+        """Checks the arguments against the installed server, then starts it.
+
+        Call it on the main thread: the guardian watches the process, but a parent must be there to reap it.
+        Raises EngineArgumentError, EngineInspectionError.
+        """
+        environment = engine_environment(spec.device, spec.environment)
+        schema = await inspect_server(spec.python, environment, cache)
+        port = ReservedPort()
+        try:
+            command = server_command(spec.python, spec.model, port.number, spec.label, spec.sglang, spec.device, schema)
+            guardian = await _guarded(command, environment, spec)
+        except BaseException:
+            port.close()
+            raise
+        _log.info("engine on port %d: %s", port.number, " ".join(command))
+        return cls(spec, guardian, port)
+
+    @property
+    def pid(self) -> int:
+        """Of the guardian, the parent of every process of the server."""
+        return self._guardian.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._guardian.returncode
+
+    async def wait_healthy(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
+        """Returns when the server has generated a token.
+
+        Raises EngineDiedError at once when the process ends, EngineStartTimeoutError after `timeout_s`.
+        """
+        died = asyncio.create_task(self.wait_exit())
+        healthy = asyncio.create_task(self._probe(EngineControl(self.url, session)))
+        try:
+            done, _ = await asyncio.wait({died, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (died, healthy):
+                task.cancel()
+            await asyncio.gather(died, healthy, return_exceptions=True)
+        if died in done:
+            raise self.death(during="while it started")
+        if not done:
+            raise EngineStartTimeoutError(
+                f"engine {self.url} was not healthy within {timeout_s:g} s; raise engines.<group>.start_timeout_s or"
+                f" see {self.spec.log_file}, which ends:\n{log_tail(self.spec.log_file)}"
+            )
+        await healthy
+        self._port.close()
+
+    async def wait_exit(self) -> int:
+        """The exit status, when there is one (an event of the kernel, not a poll)."""
+        return await self._guardian.wait()
+
+    def death(self, during: str = "while it served") -> EngineDiedError:
+        """The error for an exit that nobody asked for, with the last lines of the log."""
+        return EngineDiedError(
+            f"engine {self.url} ended with exit status {self.returncode} {during}; its log {self.spec.log_file} ends:\n"
+            f"{log_tail(self.spec.log_file)}"
+        )
+
+    async def stop(self) -> int:
+        """Terminates the server, after `grace_s` kills it, and returns the exit status when all is gone. Idempotent."""
+        self._port.close()
+        if self._guardian.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._guardian.terminate()
+            try:
+                await asyncio.wait_for(self._guardian.wait(), self.spec.grace_s + _GUARDIAN_MARGIN_S)
+            except TimeoutError:
+                _log.error("guardian %d of engine %s does not end; it is killed", self.pid, self.url)
+                self._guardian.kill()
+        return await self._guardian.wait()
+
+    async def _probe(self, control: EngineControl) -> None:
+        """HTTP readiness has no event: ask, at most every two seconds. Any named failure means not yet."""
+        delay_s = _FIRST_PROBE_S
+        while True:
+            try:
+                await control.health()
+            except EngineError as error:
+                _log.debug("engine %s is not ready: %s", self.url, error)
+            else:
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 1.5, _SLOWEST_PROBE_S)
+
+
+def log_tail(file: Path, lines: int = _TAIL_LINES) -> str:
+    """The last `lines` lines of a log, indented; says so when there are none."""
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+    except OSError as error:
+        return f"    (no log: {error.strerror})"
+    return "\n".join(f"    {line}" for line in text.splitlines()[-lines:]) or "    (the log is empty)"
+
+
+async def _guarded(command: list[str], environment: Mapping[str, str], spec: EngineSpec) -> asyncio.subprocess.Process:
+    spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+    with spec.log_file.open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), str(spec.grace_s), *command,
+            stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment), start_new_session=True,
+        )  # fmt: skip

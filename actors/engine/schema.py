@@ -1,0 +1,143 @@
+"""Which arguments the *installed* SGLang takes, asked of the engine's own Python and remembered per release.
+
+Invariant: the schema comes from the server's own parser, never from a list of ours, so it cannot go out of date. Asking
+imports SGLang (seconds); the answer is kept in a file keyed by interpreter and release, and asked again when either is
+another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from physarum.actors.engine.errors import EngineInspectionError
+
+DEFAULT_TIMEOUT_S: Final = 120.0
+
+_VERSION_SCRIPT: Final = "import importlib.metadata as m; print(m.version('sglang'))"
+_MARK: Final = "physarum-schema:"
+_SCHEMA_SCRIPT: Final = f"""
+import argparse, json
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+found = []
+for action in parser._actions:
+    flags = [flag for flag in action.option_strings if flag.startswith("--")]
+    if not flags or action.dest == "help":
+        continue
+    number = action.nargs if action.nargs in ("+", "*", "?") else 1 if action.nargs is None else int(action.nargs)
+    choices = [str(choice) for choice in action.choices] if action.choices else None
+    found.append(dict(flags=flags, number=number, choices=choices))
+print({_MARK!r} + json.dumps(found))
+"""
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """One option of the server: `number` of values as argparse has it (0: a switch), all spellings in `flags`."""
+
+    flags: list[str]
+    number: int | str
+    choices: list[str] | None = None
+
+    @property
+    def is_switch(self) -> bool:
+        return self.number == 0
+
+    @property
+    def negation(self) -> str | None:
+        """The spelling that switches off (`--no-NAME`), where the server has one."""
+        return next((flag for flag in self.flags if flag.startswith("--no-")), None)
+
+
+class ServerSchema(msgspec.Struct, frozen=True):
+    """What one installed release accepts."""
+
+    version: str
+    arguments: list[Argument]
+
+    def by_name(self) -> dict[str, Argument]:
+        """Option names without dashes in front, every spelling, to their argument."""
+        return {flag.removeprefix("--"): argument for argument in self.arguments for flag in argument.flags}
+
+
+async def inspect_server(
+    python: Path, environment: Mapping[str, str], cache: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> ServerSchema:
+    """The schema of the SGLang that `python` imports under `environment`. Raises EngineInspectionError."""
+    version = (await _ask(python, _VERSION_SCRIPT, environment, timeout_s)).strip()
+    file = _cache_file(cache or default_cache(), python, version)
+    remembered = _remembered(file)
+    if remembered is not None:
+        return remembered
+    answer = await _ask(python, _SCHEMA_SCRIPT, environment, timeout_s)
+    line = next((line for line in answer.splitlines() if line.startswith(_MARK)), None)
+    if line is None:
+        raise EngineInspectionError(
+            f"{python} printed no argument list for sglang {version}; it printed {answer[-500:]!r}"
+        )
+    schema = ServerSchema(version, msgspec.json.decode(line.removeprefix(_MARK), type=list[Argument]))
+    _remember(file, schema)
+    return schema
+
+
+def default_cache() -> Path:
+    """XDG_CACHE_HOME/physarum, by default ~/.cache/physarum."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "physarum"
+
+
+def _cache_file(folder: Path, python: Path, version: str) -> Path:
+    # The path as written, not resolved: the Python of a venv is a link, and the venv decides what is installed.
+    key = hashlib.sha256(f"{python.absolute()}\n{version}\n{_SCHEMA_SCRIPT}".encode()).hexdigest()[:16]
+    return folder / f"sglang-arguments-{version}-{key}.json"
+
+
+def _remembered(file: Path) -> ServerSchema | None:
+    """An unreadable or altered file counts as absent: it is only a cache and is written anew."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ServerSchema)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _remember(file: Path, schema: ServerSchema) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, aside = tempfile.mkstemp(dir=file.parent, prefix=".schema-")
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(msgspec.json.encode(schema))
+    os.replace(aside, file)
+
+
+async def _ask(python: Path, script: str, environment: Mapping[str, str], timeout_s: float) -> str:
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            python, "-c", script, stdout=pipe, stderr=pipe, env=dict(environment), start_new_session=True
+        )
+    except OSError as error:
+        raise EngineInspectionError(
+            f"the engine's Python {python} cannot be run ({error.strerror}); set engines.<group>.python to an"
+            " interpreter that has sglang installed"
+        ) from error
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError as error:
+        raise EngineInspectionError(f"{python} did not describe its sglang within {timeout_s:g} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        last = "\n".join(err.decode(errors="replace").splitlines()[-5:])
+        raise EngineInspectionError(
+            f"{python} could not describe its sglang (exit {process.returncode}); install sglang there or set"
+            f" engines.<group>.python. Its last lines:\n{last}"
+        )
+    return out.decode(errors="replace")

@@ -1,0 +1,1 @@
+"""Scores pinned versions on held-out problems, outside the account."""

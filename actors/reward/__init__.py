@@ -1,0 +1,1 @@
+"""Scores executions in isolated worker processes."""

@@ -1,0 +1,73 @@
+"""What actor and hook process say to each other: frames of a length (4 bytes, little-endian) and MessagePack.
+
+Invariant: replies come in the order of the calls, one for each, after a first frame that says whether the hook imports.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgspec
+
+LENGTH: Final = struct.Struct("<I")
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """Score one execution; `body` is its wire form."""
+
+    number: int
+    body: bytes
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The hook is imported; calls may come."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The hook cannot be used at all: it does not import, or does not take its arguments."""
+
+    reason: str
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned"):
+    """The hook's value: plain numbers, mappings and lists, not yet checked."""
+
+    number: int
+    value: Any
+
+
+class Raised(msgspec.Struct, frozen=True, tag="raised"):
+    """The hook raised: exception, message and the place of the last traceback line."""
+
+    number: int
+    reason: str
+
+
+class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
+    """The hook returned something without a wire form."""
+
+    number: int
+    reason: str
+
+
+Reply = Ready | Refused | Returned | Raised | Unusable
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_replies: Final = msgspec.msgpack.Decoder(Reply)
+_calls: Final = msgspec.msgpack.Decoder(Call)
+
+
+def frame(message: Call | Reply) -> bytes:
+    body = _encoder.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def read_reply(body: bytes) -> Reply:
+    """Raises msgspec.DecodeError."""
+    return _replies.decode(body)
+
+
+def read_call(body: bytes) -> Call:
+    """Raises msgspec.DecodeError."""
+    return _calls.decode(body)

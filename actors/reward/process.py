@@ -1,0 +1,103 @@
+"""One hook process as the actor sees it: started, spoken to over its pipes, killed with its whole process group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import Any, Final
+
+import orjson
+
+from physarum.actors.errors import UnrecoverableError
+from physarum.actors.reward.errors import HookProcessError
+from physarum.actors.reward.frames import LENGTH, Call, Ready, Refused, Reply, frame, read_reply
+
+_START_S: Final = 300.0
+"""Importing a hook may load a model; a process that is silent for longer does not start any more."""
+
+
+class ProcessEndedError(Exception):
+    """The process closed its pipe: it ended, or was killed."""
+
+
+class HookProcess:
+    """A running `worker.py`. `overdue` is set by `kill_overdue`, so that the reader knows why the pipe closed."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None  # both were asked for
+        self._process = process
+        self._calls, self._replies = process.stdin, process.stdout
+        self.overdue = False
+
+    @classmethod
+    async def start(cls, hook: str, args: dict[str, Any]) -> HookProcess:
+        """Returns once the hook is imported. Raises UnrecoverableError (refused hook) or HookProcessError."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "physarum.actors.reward.worker",
+            str(os.getpid()),
+            hook,
+            orjson.dumps(args).decode(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        made = cls(process)
+        try:
+            async with asyncio.timeout(_START_S):
+                made._check_started(await made.reply(), hook)
+        except ProcessEndedError:
+            reason = f"its process {await made.close()} while the hook was imported; the log's lines above say why"
+            raise HookProcessError(f"reward hook {hook} did not start: {reason}") from None
+        except TimeoutError:
+            await made.close()
+            raise HookProcessError(f"reward hook {hook} was not imported within {_START_S:g} s") from None
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    def send(self, call: Call) -> None:
+        """Queues a call; writes of one turn of the event loop leave together."""
+        self._calls.write(frame(call))
+
+    async def reply(self) -> Reply:
+        """The next reply. Raises ProcessEndedError at the end of the pipe."""
+        try:
+            (size,) = LENGTH.unpack(await self._replies.readexactly(LENGTH.size))
+            return read_reply(await self._replies.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise ProcessEndedError from error
+
+    def kill(self) -> None:
+        """SIGKILL to the hook's process and to whatever it started in its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill_overdue(self) -> None:
+        """The current call has run out of time."""
+        self.overdue = True
+        self.kill()
+
+    async def close(self) -> str:
+        """Kills what is left, reaps it, and says how it ended."""
+        ended = self._process.returncode
+        self.kill()
+        status = await self._process.wait()
+        return _ending(status if ended is None else ended)
+
+    def _check_started(self, reply: Reply, hook: str) -> None:
+        if isinstance(reply, Refused):
+            raise UnrecoverableError(reply.reason)
+        if not isinstance(reply, Ready):
+            raise HookProcessError(f"reward hook {hook} began with {type(reply).__name__}; expected Ready")
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"exited with status {status}"

@@ -1,0 +1,50 @@
+"""Which roles there are and where their actors live; imported lazily, so a rollout process never loads torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+from physarum.actors.runtime import Actor
+from physarum.configs.root import RootConfig
+
+ROLES: Final = {
+    "checkpoint": "physarum.actors.checkpoint.actor:CheckpointActor",
+    "source": "physarum.actors.source.actor:SourceActor",
+    "engine": "physarum.actors.engine.actor:EngineActor",
+    "rollout": "physarum.actors.rollout.actor:RolloutActor",
+    "reward": "physarum.actors.reward.actor:RewardActor",
+    "trainer": "physarum.actors.trainer.actor:TrainerActor",
+    "evaluator": "physarum.actors.evaluator.actor:EvaluatorActor",
+}
+"""In the order in which the supervisor starts them; nothing depends on that order."""
+
+
+def actor_class(role: str) -> type[Actor]:
+    """The class of a role; raises KeyError for an unknown one."""
+    module, _, name = ROLES[role].partition(":")
+    found: type[Actor] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def instances(config: RootConfig) -> list[tuple[str, str]]:
+    """Every (role, instance) that the configuration asks for, in start order."""
+    counts = {
+        "checkpoint": config.checkpoint.count,
+        "source": 1,
+        "rollout": config.rollout.count,
+        "reward": config.reward.count,
+        "trainer": 1,
+        "evaluator": 1 if config.evaluation is not None else 0,
+    }
+    wanted: list[tuple[str, str]] = []
+    for role in ROLES:
+        if role == "engine":
+            wanted += [
+                ("engine", f"{group}-{number}")
+                for group, engine in config.engines.items()
+                for number in range(engine.instances)
+            ]
+        else:
+            wanted += [(role, f"{role}-{number}") for number in range(counts[role])]
+    return wanted

@@ -1,0 +1,1 @@
+"""Runs episodes: leases tasks, drives engines, publishes executions."""

@@ -1,0 +1,190 @@
+"""The rollout actor: leases tasks, runs the generate hook, publishes the execution, then acknowledges the task.
+
+    TASKS --lease--> slot --generate(task, client)--> Execution --publish, receipt--> EPISODES --then--> ack
+                      |  raises, times out: returned for another try, at last buried with its reason
+                      +- killed: the lease ends, somebody else gets the task
+
+Invariant: a task leaves TASKS only after its execution is stored, or after it was buried with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import ClassVar, Final
+
+from physarum.actors.context import Context
+from physarum.actors.errors import UnrecoverableError
+from physarum.actors.rollout.router import PresenceRouter
+from physarum.actors.rollout.tasks import TaskQueue
+from physarum.actors.runtime import Actor
+from physarum.actors.wire import publish_execution
+from physarum.agents.client import EngineClient, open_session
+from physarum.agents.errors import AgentError
+from physarum.agents.protocols import Client
+from physarum.agents.retries import RetryPolicy
+from physarum.agents.tokenizer import FolderTokenizer
+from physarum.bus.codec import decode
+from physarum.bus.errors import CodecError, RecordError
+from physarum.bus.presence import Roster
+from physarum.bus.records import Execution, Sample, Task
+from physarum.bus.work import Delivery
+from physarum.configs.hooks import load_hook
+
+_log = logging.getLogger(__name__)
+
+_REPORT_S: Final = 1.0
+_POLICY_GROUP: Final = "policy"
+
+GenerateHook = Callable[..., Awaitable[list[Sample]]]
+
+
+class RolloutActor(Actor):
+    """Role rollout: `rollout.slots` episodes at once."""
+
+    role: ClassVar[str] = "rollout"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.tally = _tally()
+
+    async def run(self) -> None:
+        hook = self.config.rollout.generate
+        if hook is None:
+            raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
+        generate: GenerateHook = load_hook(hook)  # type: ignore[assignment]
+        async with AsyncExitStack() as stack:
+            client = await self._client(stack)
+            queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
+            reporter = asyncio.create_task(self._report(client), name="generation report")
+            stack.callback(reporter.cancel)
+            self.become("ready")
+            await self._work(queue, Episodes(self, client, generate))
+            await self._emit_report(client)
+
+    async def _client(self, stack: AsyncExitStack) -> EngineClient:
+        roster = Roster(self.bus, "engine", on_change=lambda: router.notify())
+        router = PresenceRouter(roster, self._group())
+        await stack.enter_async_context(roster.open())
+        session = await stack.enter_async_context(open_session())
+        retry = RetryPolicy(
+            attempts=64,
+            deadline_s=self.config.rollout.episode_timeout_s,
+            request_timeout_s=self.config.rollout.request_timeout_s,
+        )
+        tokenizer = FolderTokenizer(self.context.folder.start_model)
+        return EngineClient(session, router, tokenizer, retry=retry, cache_per_version=True)
+
+    def _group(self) -> str:
+        """The engines that serve the policy: the first group without a model of its own."""
+        following = [name for name, engine in self.config.engines.items() if engine.model is None]
+        return following[0] if following else _POLICY_GROUP
+
+    async def _work(self, queue: TaskQueue, episodes: Episodes) -> None:
+        """Keeps every slot busy until draining; then waits for the episodes that run."""
+        running: set[asyncio.Task[None]] = set()
+        while not self.context.draining.is_set():
+            await self.context.resumed.wait()
+            delivery = await queue.next(self.context.draining)
+            if delivery is None:
+                continue
+            task = asyncio.create_task(episodes.one(delivery), name=f"episode {delivery.sequence}")
+            running.add(task)
+            task.add_done_callback(running.discard)
+            task.add_done_callback(lambda _: queue.free())
+            self.numbers["running"] = len(running)
+        if running:
+            _, unfinished = await asyncio.wait(running, timeout=self.config.supervisor.drain_timeout_s / 2)
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+
+    async def _report(self, client: EngineClient) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_S)
+            await self._emit_report(client)
+
+    async def _emit_report(self, client: EngineClient) -> None:
+        intervals = [list(interval) for interval in client.meter.pop()]
+        tally, self.tally = self.tally, _tally()
+        self.numbers["in_flight"] = client.meter.in_flight
+        if intervals or any(tally.values()):
+            await self.context.emit("generation", {**tally, "intervals": intervals})
+
+
+def _tally() -> dict[str, int]:
+    return {"tokens": 0, "prompt_tokens": 0, "episodes": 0, "failed": 0}
+
+
+class Episodes:
+    """Runs deliveries to their end; every path ends the delivery exactly once."""
+
+    def __init__(self, actor: RolloutActor, client: EngineClient, generate: GenerateHook) -> None:
+        self._actor = actor
+        self._client = client
+        self._generate = generate
+        self._config = actor.config.rollout
+
+    async def one(self, delivery: Delivery) -> None:
+        try:
+            task = decode(delivery.data, Task)
+        except CodecError as error:
+            await delivery.bury(f"unreadable task: {error}")
+            return
+        started_at = time.time()
+        try:
+            samples = await self._run(task)
+        except asyncio.CancelledError:
+            # Draining: the task goes back at once and another worker takes it.
+            await delivery.message.nak()
+            raise
+        except TimeoutError:
+            await self._fail(delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s")
+        except (AgentError, RecordError) as error:
+            await self._fail(delivery, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            # The hook is a user's: whatever it raises ends this try of this task, by name, and never the worker.
+            _log.exception("task %s: the generate hook raised", task.id)
+            await self._fail(delivery, f"the generate hook raised {type(error).__name__}: {error}")
+        else:
+            await self._publish(delivery, task, samples, started_at)
+
+    async def _run(self, task: Task) -> list[Sample]:
+        client: Client = self._client.for_task(task)
+        async with asyncio.timeout(self._config.episode_timeout_s):
+            return await self._generate(task, client, **self._config.args)
+
+    async def _publish(self, delivery: Delivery, task: Task, samples: list[Sample], started_at: float) -> None:
+        try:
+            execution = Execution(
+                id=f"{task.id}:{uuid.uuid4().hex[:12]}",
+                task=task,
+                samples=samples,
+                worker=self._actor.context.identity.instance,
+                started_at=started_at,
+                finished_at=time.time(),
+                delivery=delivery.deliveries,
+            )
+        except RecordError as error:
+            await self._fail(delivery, f"the generate hook returned no valid execution: {error}")
+            return
+        await publish_execution(self._actor.context, "episodes", execution)
+        await delivery.ack()
+        self._count(execution)
+
+    async def _fail(self, delivery: Delivery, reason: str) -> None:
+        self._actor.tally["failed"] += 1
+        await delivery.retry(reason)
+
+    def _count(self, execution: Execution) -> None:
+        tally = self._actor.tally
+        tally["episodes"] += 1
+        for sample in execution.samples:
+            if sample.origin == "policy":
+                tally["tokens"] += int(sample.loss_mask.sum())
+            tally["prompt_tokens"] += sample.prompt_len
+        self._actor.progressed()

@@ -1,0 +1,1 @@
+"""Issues tasks: one leader by lease, its position its own."""

@@ -1,0 +1,195 @@
+"""The source actor: one leader by lease, which issues a group of tasks for each row while there is room.
+
+    rows --(epoch, index)--> group of tasks --receipts--> TASKS, then the position moves --> RUN
+      ^                                                     | full: the publisher waits, nothing is issued
+      +---- room: issued - disposed < limit <---- LEDGER, DEAD
+
+Invariant: the position moves past a row only after all its tasks are stored, and only under the lease's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import ClassVar, Final
+
+import msgspec
+
+from physarum.actors import states
+from physarum.actors.context import Context
+from physarum.actors.runtime import Actor
+from physarum.actors.source.admission import admission_limit, has_room
+from physarum.actors.source.cursor import Picked, RowCursor
+from physarum.actors.source.followers import Followers
+from physarum.actors.source.position import PositionKeeper
+from physarum.actors.source.rows import open_rows
+from physarum.actors.source.tasks import check_travels, group_tasks, sampling_parameters
+from physarum.actors.source.waiting import unless_draining
+from physarum.actors.states import EvalScore, SourcePosition
+from physarum.actors.wire import publish_task
+from physarum.bus.errors import LeaseLostError
+from physarum.bus.lease import Lease, acquire
+from physarum.bus.records import Task
+from physarum.configs.data_files import RowError
+
+_log = logging.getLogger(__name__)
+
+_LEASE: Final = "source"
+_DRAIN_GRACE_S: Final = 5.0
+"""A group that is being stored when draining begins is finished within this, or issued again at the next start."""
+
+
+class SourceActor(Actor):
+    """Role source. A second instance stands by until the first one's lease is free."""
+
+    role: ClassVar[str] = "source"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._source = self.config.source
+        self._limit = admission_limit(self.config)
+        self._sampling = sampling_parameters(self.config.rollout.sampling)
+        self._followers = Followers(context, self._source.name)
+        self._lost = asyncio.Event()
+        self._cursor: RowCursor
+        self._keeper: PositionKeeper
+
+    async def run(self) -> None:
+        self.become("standby")
+        lease = await unless_draining(self.context, self._acquire())
+        if lease is None:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                helpers = [
+                    group.create_task(self._end_when_lost(lease), name="source lease"),
+                    group.create_task(self._followers.follow_ledger(), name="ledger"),
+                    group.create_task(self._followers.follow_dead(), name="dead letters"),
+                ]
+                await self._lead(lease)
+                for helper in helpers:
+                    helper.cancel()
+        finally:
+            await lease.release()
+
+    async def _acquire(self) -> Lease:
+        loop = asyncio.get_running_loop()
+
+        def lost() -> None:
+            loop.call_soon_threadsafe(self._lost.set)
+
+        owner = self.context.identity.instance
+        return await acquire(self.context.endpoint, self.bus, self.publisher, _LEASE, owner, on_lost=lost)
+
+    async def _end_when_lost(self, lease: Lease) -> None:
+        await self._lost.wait()
+        lease.check()
+        raise LeaseLostError(f"lease {_LEASE} was lost; this source must stop")
+
+    async def _lead(self, lease: Lease) -> None:
+        self._keeper = PositionKeeper(self.context, self._source.name, lease)
+        position = await self._keeper.claim()
+        self._report()
+        if self._exhausted(position):
+            _log.info("all %s epochs were issued before: %d tasks", self._source.epochs, position.issued)
+        else:
+            await self._open_rows()
+            await unless_draining(self.context, self._wait_for_start())
+            await self._issue_rows()
+        if not self.context.draining.is_set():
+            self.become("finished")
+            await self.context.draining.wait()
+
+    def _exhausted(self, position: SourcePosition) -> bool:
+        """Whether nothing is left; a source that was finished goes on when `source.epochs` was raised since."""
+        return position.finished and self._source.epochs is not None and position.epoch >= self._source.epochs
+
+    async def _open_rows(self) -> None:
+        source, position = self._source, self._keeper.current
+        rows = await asyncio.to_thread(
+            open_rows, source.hook, source.data, source.args, source.columns, self.config.run.seed, shuffle=source.shuffle
+        )
+        self._cursor = RowCursor(rows, position.epoch, position.index, source.epochs)
+
+    async def _wait_for_start(self) -> None:
+        """The evaluation of the start version has the engines for itself."""
+        if self.config.evaluation is None or not self.config.evaluation.at_start:
+            return
+        self.become("waiting")
+        register = self.context.run_register(EvalScore)
+        async with register.watch(states.EVAL_START) as changed:
+            while (await register.get(states.EVAL_START)).value is None:
+                await changed.wait()
+                changed.clear()
+
+    async def _issue_rows(self) -> None:
+        """Until the rows are exhausted or draining begins."""
+        if not self.context.paused and not self.context.draining.is_set():
+            self.become("ready")
+        while not self.context.draining.is_set():
+            await self.context.resumed.wait()
+            if await unless_draining(self.context, self._wait_for_room()) is None:
+                return
+            picked = await asyncio.to_thread(self._cursor.take)
+            self.numbers["broken_rows"] = self._cursor.broken
+            if picked is None:
+                await self._finish()
+                return
+            await self._issue(picked)
+
+    async def _wait_for_room(self) -> bool:
+        changed = self._followers.changed
+        while not has_room(
+            self._keeper.current.issued, self._followers.disposals.count, self._source.group_size, self._limit
+        ):
+            changed.clear()
+            self._report()
+            await changed.wait()
+        return True
+
+    async def _issue(self, picked: Picked) -> None:
+        tasks = group_tasks(
+            picked.row,
+            run=self.bus.run,
+            source=self._source.name,
+            place=f"{picked.epoch}/{picked.index}",
+            first_ordinal=self._keeper.current.issued,
+            group_size=self._source.group_size,
+            sampling=self._sampling,
+        )
+        try:
+            check_travels(tasks[0], self.bus.client.max_payload)
+        except RowError as error:
+            self._cursor.skip(str(error))
+            self.numbers["broken_rows"] = self._cursor.broken
+            return
+        if await unless_draining(self.context, self._store(tasks), _DRAIN_GRACE_S) is None:
+            _log.warning("draining: group %s is not stored as a whole and will be issued again", tasks[0].group)
+            return
+        self.progressed()
+        self._report()
+
+    async def _store(self, tasks: list[Task]) -> bool:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(publish_task(self.context, task))
+        current, cursor = self._keeper.current, self._cursor
+        await self._keeper.move(
+            msgspec.structs.replace(
+                current, epoch=cursor.epoch, index=cursor.index, issued=current.issued + len(tasks), finished=False
+            )
+        )
+        return True
+
+    async def _finish(self) -> None:
+        await self._keeper.move(
+            msgspec.structs.replace(self._keeper.current, epoch=self._cursor.epoch, index=self._cursor.index, finished=True)
+        )
+        self._report()
+        _log.info("all %s epochs are issued: %d tasks", self._source.epochs, self._keeper.current.issued)
+
+    def _report(self) -> None:
+        position = self._keeper.current
+        self.facts["position"] = {"epoch": position.epoch, "index": position.index, "finished": position.finished}
+        self.numbers["issued"] = position.issued
+        self.numbers["outstanding"] = position.issued - self._followers.disposals.count

@@ -1,0 +1,89 @@
+"""How many tasks may be under way, so that the age bound can hold: a pure fold over LEDGER and DEAD.
+
+`count`: a group is issued only while issued - disposed + group_size <= (age.bound + 1) * groups_per_batch * group_size
+(staleness control by counting, AReaL, arXiv 2505.24298, eq. 3). Disposed are the tasks whose executions were trained,
+masked or dropped by a surviving step, or that are dead. Tasks are counted, not executions: two executions of one task
+dispose of it once. A rollback brings the tasks of the steps that it voids back under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from physarum.bus.intervals import IntervalSet
+from physarum.bus.ledger import Dropped, Numbered, Planned, PlanRecord, RollbackRecord, StepRecord
+from physarum.configs.root import RootConfig
+
+
+class _Step(NamedTuple):
+    """A surviving step: which weights it left, under which epoch, and the ordinals that it disposed of."""
+
+    epoch: int
+    number: int
+    ordinals: IntervalSet
+
+
+class Disposals:
+    """The ordinals of one source's tasks that are done with. Fed in the order of LEDGER; DEAD in any order."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._plans: dict[int, IntervalSet] = {}
+        self._steps: list[_Step] = []
+        self._dead = IntervalSet()
+        self._disposed = IntervalSet()
+        self._unnamed = 0
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Tasks that are done with."""
+        return self._count
+
+    def record(self, item: Numbered) -> None:
+        """One record of LEDGER."""
+        record = item.record
+        if isinstance(record, PlanRecord):
+            planned: list[Planned | Dropped] = [*record.executions, *record.dropped]
+            self._plans[item.sequence] = IntervalSet(sorted(one.ordinal for one in planned if one.source == self._source))
+        elif isinstance(record, StepRecord):
+            ordinals = self._plans.get(record.plan, IntervalSet())
+            self._steps.append(_Step(record.epoch, record.number, ordinals))
+            self._add(ordinals)
+        elif isinstance(record, RollbackRecord):
+            self._void(record)
+
+    def dead(self, ordinal: int) -> None:
+        """A task of this source that ended in DEAD."""
+        self._dead.add(ordinal)
+        self._add((ordinal,))
+
+    def dead_unnamed(self) -> None:
+        """A dead letter whose task cannot be read any more: it can only be counted."""
+        self._unnamed += 1
+        self._count += 1
+
+    def _void(self, rollback: RollbackRecord) -> None:
+        kept = [step for step in self._steps if step.epoch >= rollback.new_epoch or step.number <= rollback.fork]
+        if len(kept) == len(self._steps):
+            return
+        self._steps = kept
+        self._disposed, self._count = IntervalSet(), self._unnamed
+        for ordinals in (self._dead, *(step.ordinals for step in kept)):
+            self._add(ordinals)
+
+    def _add(self, ordinals: Iterable[int]) -> None:
+        self._count += sum(self._disposed.add(ordinal) for ordinal in ordinals)
+
+
+def admission_limit(config: RootConfig) -> int | None:
+    """Tasks that may be under way; None when only the size of TASKS bounds them."""
+    if config.age.admission == "free":
+        return None
+    return (config.age.bound + 1) * config.trainer.groups_per_batch * config.source.group_size
+
+
+def has_room(issued: int, disposed: int, group_size: int, limit: int | None) -> bool:
+    """Whether one more group may be issued."""
+    return limit is None or issued - disposed + group_size <= limit

@@ -1,0 +1,42 @@
+"""Which task a dead letter was: read from a TASKS message's body, or from an EPISODES message's header."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from physarum.actors.wire import read_header
+from physarum.bus.codec import decode
+from physarum.bus.errors import CodecError
+from physarum.bus.log import LogEntry
+from physarum.bus.names import RUN_HEADER
+from physarum.bus.records import Task
+from physarum.bus.work import DeadLetter
+
+_EVAL: Final = "eval"
+
+
+class DeadTask(NamedTuple):
+    """A dead task; `source` None: its bytes are altered, so nobody can say which one it was."""
+
+    task: str
+    source: str | None
+    ordinal: int
+    evaluation: bool
+    reason: str
+
+
+def dead_task(entry: LogEntry, run: str) -> DeadTask | None:
+    """The task of one DEAD entry; None for messages of other runs, which were never tasks of ours."""
+    letter = decode(entry.data, DeadLetter)
+    if letter.headers.get(RUN_HEADER) != run:
+        return None
+    _, _, stream, kind, *_ = letter.subject.split(".")
+    evaluation = kind == _EVAL
+    try:
+        if stream == "tasks":
+            task = decode(letter.body, Task)
+            return DeadTask(task.id, task.source, task.ordinal, evaluation, letter.reason)
+        header = read_header(letter.headers)
+        return DeadTask(header.task, header.source, header.ordinal, evaluation, letter.reason)
+    except CodecError as error:
+        return DeadTask(letter.key, None, -1, evaluation, f"{letter.reason}; {error}")

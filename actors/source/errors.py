@@ -1,0 +1,18 @@
+"""What can be wrong with a source's rows."""
+
+from __future__ import annotations
+
+from physarum.actors.errors import UnrecoverableError
+from physarum.configs.data_files import RowError
+
+
+class UnusableSourceError(UnrecoverableError):
+    """No task can be made of the rows: no file, no row, or nothing but broken rows."""
+
+
+class EpochEndError(Exception):
+    """There is no row at this index: the epoch ends before it."""
+
+
+class BlankRowError(RowError):
+    """A blank line: no row, and nothing wrong."""

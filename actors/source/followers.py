@@ -1,0 +1,54 @@
+"""Feeds `Disposals` from LEDGER and DEAD, from their beginning, and says when something changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from physarum.actors.context import Context
+from physarum.actors.source.admission import Disposals
+from physarum.actors.source.dead_letters import DeadTask, dead_task
+from physarum.bus.ledger import decode_entry
+from physarum.bus.log import LogReader
+
+_log = logging.getLogger(__name__)
+
+_WAIT_S: Final = 5.0
+
+
+class Followers:
+    """`changed` is set after each batch that was folded in."""
+
+    def __init__(self, context: Context, source: str) -> None:
+        self._context = context
+        self._source = source
+        self.disposals = Disposals(source)
+        self.changed = asyncio.Event()
+
+    async def follow_ledger(self) -> None:
+        """Never returns. Raises LogGapError when the ledger lost records."""
+        async for batch in LogReader(self._context.bus, "ledger").batches(_WAIT_S):
+            for entry in batch:
+                self.disposals.record(decode_entry(entry))
+            self._notify(len(batch))
+
+    async def follow_dead(self) -> None:
+        """Never returns. Dead letters of evaluation and of other sources are not ours."""
+        async for batch in LogReader(self._context.bus, "dead").batches(_WAIT_S):
+            for entry in batch:
+                self._count(dead_task(entry, self._context.bus.run))
+            self._notify(len(batch))
+
+    def _count(self, task: DeadTask | None) -> None:
+        if task is None or task.evaluation:
+            return
+        if task.source is None:
+            _log.error("a dead letter names no task (%s); it is counted as one task of this source", task.reason)
+            self.disposals.dead_unnamed()
+        elif task.source == self._source:
+            self.disposals.dead(task.ordinal)
+
+    def _notify(self, entries: int) -> None:
+        if entries:
+            self.changed.set()

@@ -1,0 +1,65 @@
+"""What actors tell each other through the RUN register: the run's few facts that are neither samples nor weights."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+EVAL_START: Final = "eval-start"
+EVAL_END: Final = "eval-end"
+TRAINER_READY: Final = "trainer-ready"
+TRAINER_DONE: Final = "trainer-done"
+SOURCE_POSITION: Final = "source-position"
+HEAD: Final = "head"
+
+
+class TrainerReady(msgspec.Struct, frozen=True):
+    """The trainer holds its weights and reads samples (latest takeover)."""
+
+    epoch: int
+    number: int
+    at: float
+
+
+class TrainerDone(msgspec.Struct, frozen=True):
+    """Training ended; `version` is the label of the last weights, `model` the HF folder they were written to."""
+
+    reason: str
+    version: str
+    steps: int
+    model: str
+    at: float
+
+
+class EvalScore(msgspec.Struct, frozen=True, kw_only=True):
+    """Held-out score at one version. `off_version` counts executions in which another version made tokens."""
+
+    version: str
+    score: float
+    problems: int
+    scored: int
+    off_version: int
+    started_at: float
+    finished_at: float
+
+
+class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a source has issued: the next row to issue and how many tasks it has issued. Belongs to the source alone."""
+
+    epoch: int
+    index: int
+    issued: int
+    token: int
+    finished: bool = False
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest published version of a model and the digest of its manifest."""
+
+    label: str
+    epoch: int
+    number: int
+    manifest: str
+    total_bytes: int
+    published_at: float

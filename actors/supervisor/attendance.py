@@ -1,0 +1,85 @@
+"""What the supervisor knows of its actors from their heartbeats: last state, ever ready, silent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from physarum.actors.supervisor.silence import KILL_FACTOR, Silence
+from physarum.bus.connection import Bus
+from physarum.bus.presence import Heartbeat, Roster
+from physarum.configs.supervisor import SupervisorConfig
+
+_log = logging.getLogger(__name__)
+
+SUPERVISOR: Final = "supervisor"
+INSTANCE: Final = "supervisor-0"
+STARTING: Final = "starting"
+FINISHED: Final = "finished"
+_ANNOUNCE_S: Final = 1.0
+
+
+class Attendance:
+    """`on_hung` is called with the instance of an actor that is silent for KILL_FACTOR * supervisor.heartbeat_limit_s."""
+
+    def __init__(
+        self, bus: Bus, publisher: Publisher, config: SupervisorConfig, on_hung: Callable[[str], None]
+    ) -> None:
+        self._bus, self._publisher = bus, publisher
+        self.roster = Roster(bus, None, self._on_change)
+        self._limit_s = config.heartbeat_limit_s
+        self._silence = Silence(config.heartbeat_s, config.heartbeat_limit_s)
+        self._on_hung = on_hung
+        self._last: dict[str, Heartbeat] = {}
+        self._ready_pids: set[int] = set()
+
+    def state(self, instance: str, pid: int) -> str:
+        """The last state that process `pid` announced; "starting" before its first heartbeat."""
+        beat = self._last.get(instance)
+        return beat.state if beat is not None and beat.pid == pid else STARTING
+
+    def was_ready(self, pid: int) -> bool:
+        """Whether process `pid` ever announced a state past "starting"."""
+        return pid in self._ready_pids
+
+    async def ended(self, instance: str, pid: int) -> None:
+        """Its process is known to be gone: says so for it, so that others need not wait for its presence to expire."""
+        self._silence.forget(instance)
+        self._ready_pids.discard(pid)
+        last = self._last.pop(instance, None)
+        if last is None or last.pid != pid:
+            return
+        self.roster.forget(last.role, instance)
+        goodbye = msgspec.structs.replace(last, state=GONE, sequence=last.sequence + 1)
+        try:
+            await announce(self._bus, self._publisher, goodbye, timeout_s=_ANNOUNCE_S)
+        except BusError as error:
+            _log.info("the end of %s was not announced: %s", instance, error)
+
+    def _on_change(self) -> None:
+        for beat in self.roster.members:
+            last = self._last.get(beat.instance)
+            if last is not None and (last.pid, last.sequence) == (beat.pid, beat.sequence):
+                continue
+            self._last[beat.instance] = beat
+            if beat.role == SUPERVISOR:
+                self._tick()
+            else:
+                self._heard(beat)
+
+    def _heard(self, beat: Heartbeat) -> None:
+        if beat.state not in (STARTING, "draining"):
+            self._ready_pids.add(beat.pid)
+        if self._silence.heard(beat.instance):
+            _log.warning("%s/%s is heard again", beat.role, beat.instance)
+
+    def _tick(self) -> None:
+        suspicious, hung = self._silence.tick()
+        for instance in suspicious:
+            _log.warning(
+                "%s lives but has been silent for %g s (supervisor.heartbeat_limit_s); it is killed and started again"
+                " after %g s",
+                *(instance, self._limit_s, KILL_FACTOR * self._limit_s),
+            )
+        for instance in hung:
+            self._on_hung(instance)

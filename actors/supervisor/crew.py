@@ -1,0 +1,72 @@
+"""All actors of one machine: started together, drained in an order in which each can finish what it holds.
+
+    first   source, evaluator, rollout, reward, trainer   (they finish episodes and steps, for which they need ...)
+    then    engine, checkpoint                            (... these)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from physarum.actors.context import RunFolder
+from physarum.actors.supervisor.keeper import Keeper
+from physarum.actors.supervisor.process import ActorRecord, record_path
+from physarum.actors.supervisor.stop import StopRequest
+
+_log = logging.getLogger(__name__)
+
+_SERVICES: Final = ("engine", "checkpoint")
+_KILL_TIMEOUT_S: Final = 15.0
+
+
+class Crew:
+    """The keepers of a run's actors on this machine."""
+
+    def __init__(self, folder: RunFolder, keepers: Sequence[Keeper], stop: StopRequest, drain_timeout_s: float) -> None:
+        self.keepers = keepers
+        self._folder = folder
+        self._stop = stop
+        self._drain_timeout_s = drain_timeout_s
+        self._by_instance = {keeper.instance: keeper for keeper in keepers}
+
+    def records(self) -> list[ActorRecord]:
+        """The processes that run now, in start order."""
+        return [keeper.process.record for keeper in self.keepers if keeper.process is not None]
+
+    def kill_hung(self, instance: str) -> None:
+        if (keeper := self._by_instance.get(instance)) is not None:
+            keeper.kill_hung()
+
+    async def drain(self) -> None:
+        """Ends every actor: SIGTERM, then SIGKILL after the drain timeout, or at once when asked a second time."""
+        for keeper in self.keepers:
+            keeper.finishing.set()
+        waves = [[k for k in self.keepers if (k.role in _SERVICES) is services] for services in (False, True)]
+        for wave in waves:
+            await self._end(wave)
+        for keeper in self.keepers:
+            record_path(self._folder.actors, keeper.instance).unlink(missing_ok=True)
+
+    async def _end(self, wave: Sequence[Keeper]) -> None:
+        processes = [keeper.process for keeper in wave if keeper.process is not None and not keeper.process.ended]
+        if not processes:
+            return
+        for process in processes:
+            process.terminate()
+        ended = asyncio.gather(*(process.wait() for process in processes))
+        at_once = asyncio.ensure_future(self._stop.at_once.wait())
+        await asyncio.wait({ended, at_once}, timeout=self._drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        for process in processes:
+            if not process.ended:
+                _log.warning("%s has not drained; killing it", process.record.instance)
+                process.kill()
+        try:
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
+                await ended
+        except TimeoutError:
+            left = ", ".join(f"{p.record.instance} (pid {p.record.pid})" for p in processes if not p.ended)
+            _log.error("the kernel has not ended %s within %g s after SIGKILL; look for a hung device", left, _KILL_TIMEOUT_S)

@@ -1,0 +1,35 @@
+"""One exception per meaning; every message says what was found, what was expected and the remedy."""
+
+from __future__ import annotations
+
+
+class SupervisorError(Exception):
+    """Base of what the supervisor raises on purpose."""
+
+
+class RunHeldError(SupervisorError):
+    """Another supervisor holds this run."""
+
+
+class RunDiffersError(SupervisorError):
+    """The run's folder was made by another configuration."""
+
+
+class RunFinishedError(SupervisorError):
+    """The run has its summary already; there is nothing to do."""
+
+
+class NotRunningError(SupervisorError):
+    """No such run, or nothing of it is running here."""
+
+
+class ActorFailedError(SupervisorError):
+    """An actor (or the embedded bus) cannot be kept running; the message names it and shows its last lines."""
+
+
+class StartModelError(SupervisorError):
+    """The start model could not be made."""
+
+
+class InterruptedRunError(SupervisorError):
+    """The user asked to stop before the run was finished."""

@@ -1,0 +1,94 @@
+"""Keeps one actor running: adopt or start, wait for its end, do what the policy says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from physarum.actors.supervisor.attendance import FINISHED, Attendance
+from physarum.actors.supervisor.errors import ActorFailedError
+from physarum.actors.supervisor.launcher import Launcher
+from physarum.actors.supervisor.policy import Exit, GiveUp, LeaveEnded, Restart, RestartPolicy
+from physarum.actors.supervisor.process import ActorProcess
+from physarum.configs.origin import display_path
+from physarum.configs.supervisor import SupervisorConfig
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """One (role, instance). `finishing` is set when the run ends: exits are then as they should be."""
+
+    def __init__(
+        self, role: str, instance: str, launcher: Launcher, attendance: Attendance, config: SupervisorConfig
+    ) -> None:
+        self.role = role
+        self.instance = instance
+        self.finishing = asyncio.Event()
+        self.process: ActorProcess | None = None
+        self._launcher = launcher
+        self._attendance = attendance
+        self._policy = RestartPolicy(config)
+
+    def begin(self) -> None:
+        """Adopts the actor when it runs already, else starts it."""
+        self.process = self._launcher.adopt(self.instance)
+        if self.process is None:
+            self._start()
+        else:
+            _log.info("%s adopted (pid %d)", self.instance, self.process.record.pid)
+
+    async def keep(self) -> None:
+        """Returns when the actor has ended for good. Raises ActorFailedError when it cannot be kept running."""
+        while self.process is not None:
+            process = self.process
+            ended = await process.wait()
+            if self.finishing.is_set():
+                return
+            await self._after(process, ended)
+
+    def kill_hung(self) -> None:
+        if self.process is not None:
+            _log.error("%s does not answer any more; killing it", self.instance)
+            self.process.kill()
+
+    def _start(self) -> None:
+        self.process = self._launcher.start(self.role, self.instance, self._policy.restarts)
+        _log.info("%s started (pid %d)", self.instance, self.process.record.pid)
+
+    async def _after(self, process: ActorProcess, ended: Exit) -> None:
+        pid = process.record.pid
+        state = self._attendance.state(self.instance, pid)
+        ready = self._attendance.was_ready(pid)
+        await self._attendance.ended(self.instance, pid)
+        match self._policy.after_exit(ended, ready=ready, finished=state == FINISHED, now=time.monotonic()):
+            case LeaveEnded():
+                _log.info("%s has finished its work", self.instance)
+                self.process = None
+            case GiveUp(reason):
+                raise ActorFailedError(self._failure(process, reason, state))
+            case Restart(delay_s):
+                _log.warning("%s %s (last state: %s); starting it again in %.1f s", self.instance, ended, state, delay_s)
+                self.process = None
+                await self._pause(delay_s)
+                if not self.finishing.is_set():
+                    self._start()
+
+    async def _pause(self, delay_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self.finishing.wait()
+
+    def _failure(self, process: ActorProcess, reason: str, state: str) -> str:
+        log = display_path(process.record.log)
+        return (
+            f"the actor {self.role}/{self.instance} {reason}; its last state was {state!r}. Its last lines in {log}:\n"
+            f"{_indented(process.log_tail())}\n"
+            "Remedy: correct what they name, then start the same configuration again; the run goes on where it stopped"
+        )
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

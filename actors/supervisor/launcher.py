@@ -1,0 +1,123 @@
+"""How an actor's process is made: its command, its environment, its devices and the processors beside them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+import psutil
+
+from physarum.actors.context import RunFolder
+from physarum.actors.supervisor import numa
+from physarum.actors.supervisor.process import ActorProcess, ActorRecord, read_records
+from physarum.configs.devices import assign_devices, present_devices
+from physarum.configs.root import RootConfig
+
+CommandFor: TypeAlias = Callable[[RunFolder, str, str], Sequence[str]]
+"""(folder, role, instance) -> the command line of that actor."""
+
+_DEFAULTS: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Many processes share the processors: one thread each, unless the user's environment or the role's `env` says more."""
+
+
+def actor_command(folder: RunFolder, role: str, instance: str) -> list[str]:
+    return [sys.executable, "-m", "physarum.actors.main", str(folder.path), role, instance]
+
+
+class Launcher:
+    """Starts and adopts the actors of one run. Raises ConfigError when more devices are asked for than there are."""
+
+    def __init__(self, config: RootConfig, folder: RunFolder, command_for: CommandFor = actor_command) -> None:
+        self._config = config
+        self._folder = folder
+        self._command_for = command_for
+        self._devices = assign_devices(config, present_devices())
+        self._running = {record.instance: record for record in read_records(folder.actors)}
+
+    def adopt(self, instance: str) -> ActorProcess | None:
+        """The process that an earlier supervisor left running, if any."""
+        record = self._running.pop(instance, None)
+        return None if record is None else ActorProcess.adopt(record)
+
+    def start(self, role: str, instance: str, restarts: int) -> ActorProcess:
+        gpus = self.gpus(role, instance)
+        blank = ActorRecord(
+            role=role,
+            instance=instance,
+            pid=0,
+            started_at=0.0,
+            restarts=restarts,
+            gpus=gpus,
+            log=self._folder.logs / f"{instance}.log",
+            log_start=0,
+        )
+        command = self._command_for(self._folder, role, instance)
+        process = ActorProcess.start(command, self.environment(role, instance), blank, self._folder.actors)
+        if cpus := numa.cpus_near(gpus):
+            _bind(process.record.pid, cpus)
+        return process
+
+    def gpus(self, role: str, instance: str) -> tuple[int, ...]:
+        """The instance's part of its group's devices: an equal share, or one shared with others when they are fewer."""
+        number = int(instance.rsplit("-", 1)[1])
+        held = self._devices.get(_group(role, instance), ())
+        count = 1 if role == "trainer" else _count(self._config, role, instance)
+        if len(held) < count:
+            return (held[number % len(held)],) if held else ()
+        share, more = divmod(len(held), count)
+        start = number * share + min(number, more)
+        return held[start : start + share + (number < more)]
+
+    def environment(self, role: str, instance: str) -> dict[str, str]:
+        """Ours, then the role's `env`, which wins. A role that asked for no device sees none."""
+        visible = ",".join(map(str, self.gpus(role, instance)))
+        ours = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONUNBUFFERED": "1"}
+        return {**_DEFAULTS, **os.environ, **ours, **_user_variables(self._config, role, instance)}
+
+
+def _group(role: str, instance: str) -> str:
+    """The name under which `assign_devices` lists an actor's group."""
+    return f"engines.{_engine_group(instance)}" if role == "engine" else role
+
+
+def _engine_group(instance: str) -> str:
+    return instance.rsplit("-", 1)[0]
+
+
+def _count(config: RootConfig, role: str, instance: str) -> int:
+    match role:
+        case "engine":
+            return config.engines[_engine_group(instance)].instances
+        case "rollout":
+            return config.rollout.count
+        case "reward":
+            return config.reward.count
+        case _:
+            return 1
+
+
+def _user_variables(config: RootConfig, role: str, instance: str) -> dict[str, str]:
+    match role:
+        case "engine":
+            return config.engines[_engine_group(instance)].env
+        case "rollout":
+            return config.rollout.env
+        case "reward":
+            return config.reward.env
+        case "trainer":
+            return config.trainer.env
+        case _:
+            return {}
+
+
+def _bind(pid: int, cpus: set[int]) -> None:
+    """Keeps a process (and what it starts later) on processors near its devices; it may have ended already."""
+    try:
+        process = psutil.Process(pid)
+        allowed = cpus & set(process.cpu_affinity() or ())
+        if allowed:
+            process.cpu_affinity(sorted(allowed))
+    except psutil.NoSuchProcess:
+        return

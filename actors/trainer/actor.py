@@ -1,0 +1,226 @@
+"""The trainer actor: takes the lease, resumes from the last durable state, and turns plans into weight versions.
+
+    SAMPLES headers --> planner --> plan --LEDGER--> bodies --> torch thread --> step --LEDGER-->+
+        DEAD ------------^                                                                        |
+                                    checkpoint --rename--> durable --LEDGER--> trim SAMPLES <-----+
+                                    snapshot --> publication (beside training) --> head    <------+
+
+Rank 0 is the only one on the bus. Torch runs in its own thread; nothing here waits for it without a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import ClassVar, Final
+
+import xxhash
+
+from physarum.actors import states
+from physarum.actors.context import Context
+from physarum.actors.errors import UnrecoverableError
+from physarum.actors.runtime import Actor
+from physarum.actors.trainer import errors as torch_errors
+from physarum.actors.trainer.checkpoints import CheckpointMeta, Checkpoints
+from physarum.actors.trainer.cursor import Cursor
+from physarum.actors.trainer.intake import Intake
+from physarum.actors.trainer.planner import Planner
+from physarum.actors.trainer.publication import Publication
+from physarum.actors.trainer.recovery import Recovery, recover
+from physarum.actors.trainer.settings import plan_rules, world_config
+from physarum.actors.trainer.stepping import Stepper
+from physarum.actors.trainer.stopping import StopRule
+from physarum.actors.trainer.torch_thread import TorchThread
+from physarum.actors.trainer.world import World
+from physarum.bus import lease, ledger, log
+from physarum.bus.intervals import IntervalSet
+from physarum.bus.ledger import Ledger, PlanRecord, RollbackRecord
+
+_log = logging.getLogger(__name__)
+
+_START_TIMEOUT_S: Final = 600.0
+
+_CANNOT_BE_MENDED: Final = (
+    torch_errors.UnknownMegatronField,
+    torch_errors.UnsupportedModel,
+    torch_errors.UnsupportedParallelism,
+    torch_errors.StateMismatch,
+)
+
+
+class TrainerActor(Actor):
+    """Role trainer. One acts under the lease; further ones stand by."""
+
+    role: ClassVar[str] = "trainer"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.torch = TorchThread()
+        self.checkpoints = Checkpoints(context.folder.checkpoints)
+
+    async def run(self) -> None:
+        self.become("standby")
+        held = await self._lease()
+        if held is None:
+            return
+        try:
+            await self._train(held)
+        finally:
+            await held.release()
+
+    async def _lease(self) -> lease.Lease | None:
+        """The trainer's lease, or None when asked to stop before it was free."""
+        loop, me = asyncio.get_running_loop(), asyncio.current_task()
+        assert me is not None
+
+        def lost() -> None:
+            loop.call_soon_threadsafe(me.cancel, "the trainer's lease was lost")
+
+        taking = asyncio.create_task(
+            lease.acquire(self.context.endpoint, self.bus, self.publisher, "trainer", self.context.identity.instance, lost)
+        )
+        stop = asyncio.create_task(self.context.draining.wait())
+        await asyncio.wait({taking, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if taking.done():
+            return taking.result()
+        taking.cancel()
+        return None
+
+    async def _train(self, held: lease.Lease) -> None:
+        self.become("loading")
+        done = (await self.context.run_register(states.TrainerDone).get(states.TRAINER_DONE)).value
+        if done is not None:
+            return await self._finished()
+        recovery = recover(await ledger.read(self.bus))
+        model = self.context.folder.start_model.resolve()
+        world = await self._world(model)
+        cursor, meta = await self._restore(world, recovery)
+        book = Ledger(self.bus, self.publisher, recovery.last_sequence, held.token)
+        await book.append(
+            RollbackRecord(
+                old_epoch=recovery.last_epoch, new_epoch=held.token, fork=recovery.number, last_plan=recovery.last_plan
+            )
+        )
+        recovery = recover(await ledger.read(self.bus))
+        publication = Publication(self.context, xxhash.xxh3_128_hexdigest((model / "config.json").read_bytes()))
+        stepper = Stepper(self, world, book, cursor, publication, recovery.forks, held, meta)
+        await self._loop(stepper, recovery, cursor)
+
+    async def _world(self, model: Path) -> World:
+        settings = world_config(self.config, model)
+        try:
+            return await self.torch.run(lambda: World.start(settings), _START_TIMEOUT_S, "starting the trainer's ranks")
+        except _CANNOT_BE_MENDED as error:
+            raise UnrecoverableError(str(error)) from error
+
+    async def _restore(self, world: World, recovery: Recovery) -> tuple[Cursor, CheckpointMeta | None]:
+        state = await log.state(self.bus, "samples")
+        durable = recovery.durable
+        if durable is None:
+            return Cursor(state.created), None
+        folder, meta = await asyncio.to_thread(self.checkpoints.load, durable.folder, durable.digest)
+        cursor = Cursor.of(meta.cursor)
+        if cursor.incarnation != state.created or state.last < cursor.last_sequence:
+            raise UnrecoverableError(
+                f"the sample log was created {state.created} and ends at {state.last}; checkpoint {folder} was read from one"
+                f" created {cursor.incarnation} up to {cursor.last_sequence}: the store lost its tail or is another run's."
+                " Restore the store, or start a new run"
+            )
+        await self.torch.run(lambda: world.load(folder), _START_TIMEOUT_S, "loading the checkpoint")
+        _log.info("resumed from %s at number %d, %d plans to replay", folder, meta.number, len(recovery.replay))
+        return cursor, meta
+
+    async def _loop(self, stepper: Stepper, recovery: Recovery, cursor: Cursor) -> None:
+        replayed = IntervalSet(sequence for plan in recovery.replay for sequence in _sequences(plan.record))
+        planner = Planner(plan_rules(self.config), _disposed(cursor, recovery))
+        intake = Intake(self.context, planner, cursor, replayed)
+        async with asyncio.TaskGroup() as group:
+            beside = [
+                group.create_task(intake.read_samples(), name="read SAMPLES"),
+                group.create_task(intake.read_dead(), name="read DEAD"),
+                group.create_task(stepper.publication.run(), name="publish versions"),
+            ]
+            await stepper.begin()
+            reason = await self._steps(stepper, planner, intake, recovery)
+            if reason is not None:
+                await self._finish(stepper, reason)
+            else:
+                await stepper.checkpoint()
+            for task in beside:
+                task.cancel()
+        if reason is not None:
+            await self._finished()
+
+    async def _steps(self, stepper: Stepper, planner: Planner, intake: Intake, recovery: Recovery) -> str | None:
+        """Trains until a stop condition is met (its name), or until draining (None)."""
+        rule = StopRule(self.config.stop)
+        for item in recovery.replay:
+            assert isinstance(item.record, PlanRecord)
+            if self.context.draining.is_set():
+                return None
+            rule.saw(await stepper.replay(item.sequence, item.record), stepper.trained_s)
+        while (reason := rule.met(stepper.number)) is None:
+            waited = await self._until_ready(planner, intake)
+            if waited is None:
+                return None
+            rule.saw(await stepper.step(planner, waited), stepper.trained_s)
+        return reason
+
+    async def _until_ready(self, planner: Planner, intake: Intake) -> float | None:
+        """Seconds waited for a full batch; None when draining began first."""
+        started = time.perf_counter()
+        stop = asyncio.ensure_future(self.context.draining.wait())
+        try:
+            while True:
+                intake.changed.clear()
+                if self.context.draining.is_set():
+                    return None
+                await self.context.resumed.wait()
+                if planner.ready:
+                    return time.perf_counter() - started
+                self.numbers["waiting_groups"] = planner.complete_groups
+                change = asyncio.ensure_future(intake.changed.wait())
+                await asyncio.wait({stop, change}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+        finally:
+            stop.cancel()
+
+    async def _finish(self, stepper: Stepper, reason: str) -> None:
+        """The last version is published, made durable and written in Hugging Face form; then the run is told."""
+        self.become("finishing")
+        await stepper.publish(final=True)
+        await stepper.checkpoint()
+        target = self.context.folder.model
+        aside = target.with_name(".model-writing")
+        shutil.rmtree(aside, ignore_errors=True)
+        await self.torch.run(lambda: stepper.world.save_hf(aside), self.config.trainer.step_timeout_s, "writing the model")
+        shutil.rmtree(target, ignore_errors=True)
+        aside.rename(target)
+        done = states.TrainerDone(
+            reason=reason, version=str(stepper.version), steps=stepper.number, model=str(target), at=time.time()
+        )
+        await self.context.run_register(states.TrainerDone).put(done, states.TRAINER_DONE)
+        _log.info("training ended (%s) at %s; the model is in %s", reason, stepper.version, target)
+
+    async def _finished(self) -> None:
+        self.become("finished")
+        await self.context.draining.wait()
+
+
+def _sequences(record: ledger.LedgerRecord) -> list[int]:
+    assert isinstance(record, PlanRecord)
+    return [item.sequence for item in (*record.executions, *record.dropped)]
+
+
+def _disposed(cursor: Cursor, recovery: Recovery) -> dict[str, IntervalSet]:
+    """Ordinals gone by the checkpoint and by the plans that are still to be replayed (a copy: the cursor lags behind)."""
+    disposed = {source: IntervalSet.of_intervals(done.intervals()) for source, done in cursor.disposed.items()}
+    for item in recovery.replay:
+        assert isinstance(item.record, PlanRecord)
+        for gone in (*item.record.executions, *item.record.dropped):
+            disposed.setdefault(gone.source, IntervalSet()).add(gone.ordinal)
+    return disposed

@@ -1,0 +1,81 @@
+"""Write a Hugging Face folder that transformers and engines load, from a stream of tensors.
+
+Invariant: at most `SHARD_BYTES` of tensors are held; everything but the weights is the start model's, except that
+config.json names the type of the weights written.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+SHARD_BYTES = 2 << 30
+"""Size of one safetensors file."""
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
+
+
+def write_hf_folder(start: Path, target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Fill `target` (created if missing) with `tensors` and the other files of `start`; all is flushed to disk.
+
+    No two tensors may share storage.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    weight_map: dict[str, str] = {}
+    shards: list[Path] = []
+    total, dtype = 0, ""
+    for shard in _shards(tensors):
+        path = target / f"part-{len(shards) + 1:05d}.safetensors"
+        save_file(shard, path, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, path.name)
+        total += sum(tensor.nbytes for tensor in shard.values())
+        dtype = str(next(iter(shard.values())).dtype).removeprefix("torch.")
+        shards.append(path)
+    _name_shards(target, shards, weight_map, total)
+    for path in sorted(start.iterdir()):
+        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES) and path.name != "config.json":
+            shutil.copyfile(path, target / path.name)
+    config = json.loads((start / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    config["dtype"] = dtype
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for path in target.iterdir():
+        if path.is_file():
+            _flush(path)
+
+
+def _shards(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if shard and size + tensor.nbytes > SHARD_BYTES:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    if shard:
+        yield shard
+
+
+def _name_shards(target: Path, shards: list[Path], weight_map: dict[str, str], total: int) -> None:
+    """Final names as transformers has them: one file, or numbered files with an index."""
+    if len(shards) == 1:
+        shards[0].rename(target / "model.safetensors")
+        return
+    names = {path.name: f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i, path in enumerate(shards)}
+    for path in shards:
+        path.rename(target / names[path.name])
+    index = {"metadata": {"total_size": total}, "weight_map": {key: names[part] for key, part in weight_map.items()}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,128 @@
+"""Transformer layers from Megatron's own modules, without Transformer Engine.
+
+Invariant: the same spec on CPU and CUDA. Two modules replace Megatron's local ones, which refuse what we need: RMSNorm
+under sequence parallelism, and attention over packed sequences.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from physarum.actors.trainer.errors import UnsupportedModel
+from physarum.actors.trainer.megatron.layout import PackedLayout, SegmentGroup
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """RMSNorm (arXiv 1910.07467) whose weight gradient is summed over tensor-parallel ranks under sequence parallelism.
+
+    Each rank then normalises its own slice of the tokens; Megatron's finalize_model_grads adds up the gradients of
+    parameters marked `sequence_parallel`.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=_device(config))
+        setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010  Megatron's mark
+
+
+def _device(config: TransformerConfig) -> torch.device | None:
+    return None if config.use_cpu_initialization else torch.device(torch.cuda.current_device())
+
+
+class PackedAttention(MegatronModule):
+    """Causal attention over packed sequences by torch's scaled_dot_product_attention; grouped queries supported.
+
+    Segments of like length are one batched call. Right padding needs no mask: a causal token never looks right.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **_unused: Any,
+    ) -> None:
+        super().__init__(config=config)
+        refuse_unsupported(config)
+        self.scale = 1.0 / math.sqrt(config.kv_channels) if softmax_scale is None else softmax_scale
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedLayout | None = None,
+    ) -> Tensor:
+        """`query` [T, heads, d], `key` and `value` [T, groups, d] -> [T, heads * d]."""
+        if not isinstance(packed_seq_params, PackedLayout) or attention_bias is not None:
+            raise TypeError(
+                f"packed_seq_params is a {type(packed_seq_params).__name__}; expected a PackedLayout and no bias"
+            )
+        outputs = [self._attend(query, key, value, group) for group in packed_seq_params.groups]
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, group: SegmentGroup) -> Tensor:
+        """One padded batch [count, heads, width, d] -> the group's tokens [tokens, heads * d]."""
+        output = F.scaled_dot_product_attention(
+            _padded(query, group),
+            _padded(key, group),
+            _padded(value, group),
+            is_causal=True,
+            scale=self.scale,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=query.size(1) != key.size(1),
+        )
+        rows = output.transpose(1, 2).reshape(group.count * group.width, -1)
+        return rows if group.scatter is None else rows.index_select(0, group.scatter)
+
+
+def refuse_unsupported(config: TransformerConfig) -> None:
+    """Raise UnsupportedModel for attention that PackedAttention would compute as something else."""
+    found = {
+        "window_size": config.window_size is not None,
+        "softmax_type": config.softmax_type != "vanilla",
+        "apply_query_key_layer_scaling": config.apply_query_key_layer_scaling,
+        "multi_latent_attention": config.multi_latent_attention,
+    }
+    wrong = [name for name, differs in found.items() if differs]
+    if wrong:
+        raise UnsupportedModel(f"attention with {', '.join(wrong)} is not available; expected full causal attention")
+
+
+def _padded(tensor: Tensor, group: SegmentGroup) -> Tensor:
+    """[T, heads, d] -> [count, heads, width, d]."""
+    rows = tensor.narrow(0, group.start, group.tokens)
+    if group.gather is not None:
+        rows = rows.index_select(0, group.gather)
+    return rows.reshape(group.count, group.width, *tensor.shape[1:]).transpose(1, 2)
+
+
+def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage, dense or MoE as `config` says, with our norm and attention."""
+    spec = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
+    )
+    for layer in spec.layer_specs:
+        modules = layer.submodules
+        modules.input_layernorm = modules.pre_mlp_layernorm = RMSNorm
+        attention = modules.self_attention.submodules
+        attention.core_attention = PackedAttention
+        if attention.q_layernorm is not IdentityOp:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    spec.layer_norm = RMSNorm
+    return spec

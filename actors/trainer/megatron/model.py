@@ -1,0 +1,81 @@
+"""A GPTModel from a Hugging Face folder, wrapped in Megatron's DistributedDataParallel.
+
+Invariant: gradients are *summed* over data-parallel ranks and microbatches (`calculate_per_token_loss`): the loss
+carries its own denominator, so neither DDP nor the schedule may average.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_model import GPTModel
+
+from physarum.actors.trainer.megatron.bridge import LocalSpecBridge, load_hf, make_bridge
+from physarum.actors.trainer.megatron.distributed import Parallel
+from physarum.actors.trainer.megatron.overrides import Overrides, sort_overrides
+from physarum.actors.trainer.megatron.rotary import PackedRotaryEmbedding
+
+LOCAL_SPEC_SETTINGS: dict[str, Any] = {
+    "transformer_impl": "local",
+    # Fusions that need Transformer Engine or apex; the local spec has neither.
+    "masked_softmax_fusion": False,
+    "persist_layer_norm": False,
+    "gradient_accumulation_fusion": False,
+    "apply_rope_fusion": False,
+    "moe_grouped_gemm": False,
+    "moe_permute_fusion": False,
+    "moe_shared_expert_overlap": False,
+}
+CPU_SETTINGS: dict[str, Any] = {
+    "use_cpu_initialization": True,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+}
+"""Without CUDA: parameters are made on the host, and no fusion that torch compiles."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a rank trains. `module` is the bare GPTModel inside `ddp`."""
+
+    ddp: DistributedDataParallel
+    module: GPTModel
+    bridge: LocalSpecBridge
+    vocab_size: int
+    overrides: Overrides
+
+
+def build(hf_folder: Path, parallel: Parallel, dtype: torch.dtype, overrides: Mapping[str, Any]) -> Model:
+    """Build, load and wrap. `overrides` is the `megatron:` section. Raises UnsupportedModel, UnknownMegatronField."""
+    chosen = sort_overrides(overrides)
+    settings = dict(LOCAL_SPEC_SETTINGS)
+    if parallel.device.type == "cpu":
+        settings |= CPU_SETTINGS
+    settings |= chosen.transformer | {"calculate_per_token_loss": True}
+    bridge = make_bridge(hf_folder, dtype, parallel.tp, settings)
+    module = bridge._model_provider([])(pre_process=True, post_process=True)
+    module.rotary_pos_emb = PackedRotaryEmbedding.adopt(module.rotary_pos_emb)
+    module.to(parallel.device)
+    load_hf(bridge, module, hf_folder)
+    ddp = DistributedDataParallel(bridge.config, _ddp_config(chosen, dtype), module)
+    ddp.broadcast_params()
+    bridge.config.finalize_model_grads_func = _finalize
+    bridge.config.no_sync_func = ddp.no_sync
+    return Model(ddp, module, bridge, bridge.hf_config.vocab_size, chosen)
+
+
+def _ddp_config(overrides: Overrides, dtype: torch.dtype) -> DistributedDataParallelConfig:
+    """bf16 gradients are accumulated and reduced in float32 unless overridden."""
+    return DistributedDataParallelConfig(**{"grad_reduce_in_fp32": dtype != torch.float32, **overrides.ddp})
+
+
+def _finalize(model: list[torch.nn.Module], _tokens: torch.Tensor | None, **kwargs: Any) -> None:
+    """Megatron's gradient reduction without its division by tokens: our token weights already hold the denominator."""
+    finalize_model_grads(model, None, **kwargs)

@@ -1,0 +1,41 @@
+"""Where a trainer begins: the last durable checkpoint that the ledger names, and the plans recorded after it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from physarum.bus.ledger import DurableRecord, Numbered, PlanRecord, RollbackRecord
+from physarum.bus.version import Fork
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger says. `durable` None: from the start model, at number 0. `replay`: plans to execute verbatim."""
+
+    durable: DurableRecord | None
+    replay: list[Numbered]
+    forks: tuple[Fork, ...]
+    last_epoch: int
+    last_sequence: int
+
+    @property
+    def number(self) -> int:
+        return self.durable.number if self.durable is not None else 0
+
+    @property
+    def last_plan(self) -> int:
+        return self.durable.last_plan if self.durable is not None else 0
+
+
+def recover(records: list[Numbered]) -> Recovery:
+    """Pure: the same ledger always gives the same beginning."""
+    durables = [item.record for item in records if isinstance(item.record, DurableRecord)]
+    durable = durables[-1] if durables else None
+    after = durable.last_plan if durable is not None else 0
+    rollbacks = [item.record for item in records if isinstance(item.record, RollbackRecord)]
+    return Recovery(
+        durable=durable,
+        replay=[item for item in records if isinstance(item.record, PlanRecord) and item.sequence > after],
+        forks=tuple(Fork(record.new_epoch, record.fork) for record in rollbacks),
+        last_epoch=max((record.new_epoch for record in rollbacks), default=0),
+        last_sequence=records[-1].sequence if records else 0,
+    )

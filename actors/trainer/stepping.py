@@ -1,0 +1,235 @@
+"""One step from plan to ledger, and what follows it: publication, checkpoint, trimming of the sample log.
+
+Order, and why: the plan is recorded before it is trained (a crash replays it verbatim), the step after the weights
+changed, `durable` after the checkpoint is on disk, and samples are trimmed only below what every kept checkpoint needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from physarum.actors import states
+from physarum.actors.trainer.batch import StepResult, TrainSequence
+from physarum.actors.trainer.checkpoints import CheckpointMeta
+from physarum.actors.trainer.cursor import Cursor
+from physarum.actors.trainer.errors import NonFiniteStep
+from physarum.actors.trainer.planner import Plan, Planner
+from physarum.actors.trainer.publication import Offer, Publication
+from physarum.actors.trainer.sequences import train_sequences
+from physarum.actors.trainer.world import World
+from physarum.actors.wire import read_execution, read_header
+from physarum.bus import log, names
+from physarum.bus.lease import Lease
+from physarum.bus.ledger import DurableRecord, Ledger, PlanRecord, StepRecord
+from physarum.bus.records import Execution
+from physarum.bus.version import Fork, Version
+from physarum.weightsync.publisher import Snapshot
+
+if TYPE_CHECKING:
+    from physarum.actors.trainer.actor import TrainerActor
+
+_PUBLISH_TIMEOUT_S: Final = 120.0
+
+
+class Stepper:
+    """Executes plans. `number` is the number of the weights as they are; `version` their label."""
+
+    def __init__(
+        self,
+        actor: TrainerActor,
+        world: World,
+        book: Ledger,
+        cursor: Cursor,
+        publication: Publication,
+        forks: tuple[Fork, ...],
+        lease: Lease,
+        meta: CheckpointMeta | None,
+    ) -> None:
+        self._actor, self._context, self._config = actor, actor.context, actor.config
+        self.world, self.publication = world, publication
+        self._book, self._cursor, self._forks, self._lease = book, cursor, forks, lease
+        self.number = meta.number if meta is not None else 0
+        self.trained_s = meta.trained_s if meta is not None else 0.0
+        self._steps = meta.steps if meta is not None else 0
+        self._kept: list[tuple[str, int]] = []
+        self._durable_steps = self._steps
+
+    @property
+    def version(self) -> Version:
+        return Version(self._config.model.name, self._lease.token, self.number)
+
+    @property
+    def _publishes(self) -> bool:
+        return bool(self._config.engines)
+
+    async def begin(self) -> None:
+        """Announces the weights as they are, before anything is trained on."""
+        await self.publish()
+        ready = states.TrainerReady(epoch=self._lease.token, number=self.number, at=time.time())
+        await self._context.run_register(states.TrainerReady).put(ready, states.TRAINER_READY)
+        await self._context.emit("trainer_ready", {"epoch": ready.epoch, "number": ready.number})
+        self._actor.become("ready")
+
+    async def step(self, planner: Planner, waited_s: float) -> StepRecord:
+        """Takes the next plan, records it and executes it."""
+        self._lease.check()
+        plan = planner.take(self._lease.token, self.number, self._forks)
+        sequence = await self._book.append(plan.record)
+        return await self._execute(sequence, plan, waited_s)
+
+    async def replay(self, sequence: int, record: PlanRecord) -> StepRecord:
+        """Executes a plan that an earlier epoch recorded, verbatim: same executions, order, masks and advantages."""
+        self._lease.check()
+        headers = [read_header(entry.headers) for entry in await self._entries(record)]
+        return await self._execute(sequence, Plan.recorded(record, headers, self._forks), 0.0)
+
+    async def _execute(self, sequence: int, plan: Plan, waited_s: float) -> StepRecord:
+        started_at = time.time()
+        sequences = train_sequences(await self._executions(plan.record), plan.record.executions)
+        result, refused = await self._train(sequences)
+        self.number += result is not None
+        record = self._record(sequence, plan, result, refused, waited_s, started_at)
+        await self._book.append(record)
+        self._cursor.consume(sequence, plan.record)
+        self._steps += 1
+        self.trained_s += record.finished_at - started_at + waited_s
+        self._actor.progressed()
+        await self._after(record)
+        return record
+
+    async def _entries(self, record: PlanRecord) -> list[log.LogEntry]:
+        return await log.get_many(self._context.bus, "samples", (item.sequence for item in record.executions))
+
+    async def _executions(self, record: PlanRecord) -> list[Execution]:
+        entries = await self._entries(record)
+        return [await read_execution(self._context, entry.headers, entry.data) for entry in entries]
+
+    async def _train(self, sequences: list[TrainSequence]) -> tuple[StepResult | None, str]:
+        if not sequences:
+            return None, ""
+        try:
+            result = await self._actor.torch.run(
+                lambda: self.world.step(sequences), self._config.trainer.step_timeout_s, "a training step"
+            )
+        except NonFiniteStep as error:
+            return None, str(error)
+        return result, ""
+
+    def _record(
+        self, sequence: int, plan: Plan, result: StepResult | None, refused: str, waited_s: float, started_at: float
+    ) -> StepRecord:
+        done = result is not None
+        return StepRecord(
+            epoch=self._lease.token,
+            number=self.number,
+            plan=sequence,
+            changed=done,
+            refused=refused,
+            trained=plan.trained if done else 0,
+            masked=len(plan.record.executions) if not done and not refused else plan.masked,
+            tokens_trained=result.tokens_trained if result is not None else 0,
+            tokens_masked=sum(item.masked_tokens for item in plan.record.executions),
+            ages=plan.ages if done else {},
+            multi_version_samples=plan.multi_version_samples,
+            reward_mean=plan.reward_mean,
+            wait_s=waited_s,
+            started_at=started_at,
+            finished_at=time.time(),
+            metrics=dict(result.metrics) if result is not None else {},
+        )
+
+    async def _after(self, record: StepRecord) -> None:
+        config = self._config.trainer
+        if record.changed and self.number % config.publish_every == 0:
+            await self.publish()
+        await self._report(record)
+        if self._steps - self._durable_steps >= config.checkpoint_every:
+            await self.checkpoint()
+
+    async def publish(self, *, final: bool = False) -> None:
+        """Offers the weights for publication; when the last ones are still under way, it counts as debt instead."""
+        if not self._publishes:
+            return
+        if final:
+            await self.publication.drained(_PUBLISH_TIMEOUT_S)
+        if self.publication.idle and self.publication.last != self.version:
+            snapshot = await self._actor.torch.run(self._snapshot, self._config.trainer.step_timeout_s, "the snapshot")
+            self.publication.offer(Offer(self.version, snapshot, {}))
+        elif self.publication.last != self.version:
+            self.publication.debt += 1
+        if final:
+            await self.publication.drained(_PUBLISH_TIMEOUT_S)
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot.take(self.world.export(), self._config.checkpoint.chunk_bytes)
+
+    async def checkpoint(self) -> None:
+        """Makes the present state durable, records it, and trims what no kept checkpoint needs."""
+        if self._steps == self._durable_steps and self._kept:
+            return
+        self._lease.check()
+        store = self._actor.checkpoints
+        aside = await asyncio.to_thread(store.aside, self._lease.token)
+        await self._actor.torch.run(
+            lambda: self.world.save(aside), self._config.trainer.step_timeout_s, "writing the training state"
+        )
+        meta = CheckpointMeta(
+            epoch=self._lease.token,
+            number=self.number,
+            steps=self._steps,
+            trained_s=self.trained_s,
+            cursor=self._cursor.record(),
+        )
+        digest, folder = await asyncio.to_thread(store.commit, aside, meta)
+        await self._book.append(
+            DurableRecord(
+                epoch=self._lease.token,
+                number=self.number,
+                digest=digest,
+                folder=folder.name,
+                floor=self._cursor.floor,
+                last_plan=self._cursor.last_plan,
+            )
+        )
+        self._durable_steps = self._steps
+        await self._trim(folder.name)
+
+    async def _trim(self, newest: str) -> None:
+        self._kept = [kept for kept in self._kept if kept[0] != newest] + [(newest, self._cursor.floor)]
+        self._kept = self._kept[-self._config.checkpoint.keep_last :]
+        await asyncio.to_thread(self._actor.checkpoints.retain, [name for name, _ in self._kept])
+        floor = min(floor for _, floor in self._kept)
+        stream = names.stream(self._context.bus.run, "samples")
+        await self._context.bus.api(f"STREAM.PURGE.{stream}", {"seq": floor})
+
+    async def _report(self, record: StepRecord) -> None:
+        numbers = {
+            "number": self.number,
+            "reward": record.reward_mean if record.reward_mean is not None else float("nan"),
+            "loss": record.metrics.get("loss", float("nan")),
+        }
+        self._actor.numbers |= numbers
+        self._actor.facts = {"version": str(self.version), "debt": self.publication.debt}
+        await self._context.emit(
+            "step",
+            {
+                "number": self.number,
+                "steps_total": self._config.stop.steps,
+                "loss": record.metrics.get("loss"),
+                "grad_norm": record.metrics.get("grad_norm"),
+                "reward_mean": record.reward_mean,
+                "tokens_trained": record.tokens_trained,
+                "tokens_masked": record.tokens_masked,
+                "ages": record.ages,
+                "max_age": max(record.ages, default=0),
+                "wait_s": record.wait_s,
+                "seconds": record.finished_at - record.started_at,
+                "started_at": record.started_at,
+                "finished_at": record.finished_at,
+                "executions": record.trained + record.masked,
+                "published": self.publication.published,
+                "metrics": record.metrics,
+            },
+        )

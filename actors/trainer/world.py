@@ -1,0 +1,270 @@
+"""Rank 0's handle on N ranks that train one model in lockstep.
+
+Invariant: every method runs on all ranks or on none; a rank that dies, hangs or disagrees turns the pending call into a
+named error within `timeout_s` and closes the world for good. A refused batch leaves the world usable and unchanged.
+
+    caller's torch thread (rank 0)                 child processes (ranks 1 .. N-1)
+    World.step(...)                                serve(): receive -> execute -> outcomes
+      Channel.send(Step)      ==== gloo broadcast ===>
+      Worker.step(...)        <=== collectives ======>   Worker.step(...)
+      Channel.outcomes("")    <=== gloo all-gather ==>   Channel.outcomes("")
+
+All methods block and belong to the one thread that called `start`; that thread must live as long as the world (the
+ranks are killed when it ends).
+"""
+
+import datetime
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+
+from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence, encode_sequences
+from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Step
+from physarum.actors.trainer.errors import (
+    BadSequence,
+    EmptyBatch,
+    ExportInterrupted,
+    RankFailed,
+    SequenceTooLong,
+    StateNotWritten,
+    TrainerError,
+    WorldClosed,
+    WorldStartError,
+)
+from physarum.actors.trainer.hf_folder import write_hf_folder
+from physarum.actors.trainer.megatron import distributed
+from physarum.actors.trainer.megatron.bridge import read_config
+from physarum.actors.trainer.megatron.overrides import sort_overrides
+from physarum.actors.trainer.rank_process import RankProcess
+from physarum.actors.trainer.serve import describe
+from physarum.actors.trainer.worker import Worker
+from physarum.actors.trainer.world_config import WorldConfig
+
+__all__ = ["World", "WorldConfig"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOGPROB_ROUNDING = 1e-3
+"""An engine's log-probability of a certain token may round to a little above 0."""
+_CLOSE_GRACE_S = 10.0
+"""How long a rank may take to leave after Close before it is killed."""
+_DEATH_NOTICE_S = 0.5
+"""A broken connection is noticed before the end of the process that held it; how long to wait for the latter."""
+
+
+class World:
+    """One Megatron world; make it with `World.start`."""
+
+    def __init__(
+        self, config: WorldConfig, worker: Worker, channel: Channel | None, children: list[RankProcess]
+    ) -> None:
+        self.config = config
+        self._worker = worker
+        self._channel = channel
+        self._children = children
+        self._weights_changed = 0
+        self._closed = False
+
+    @classmethod
+    def start(cls, config: WorldConfig) -> Self:
+        """Start the other ranks (within `start_timeout_s`) and build model and optimizer everywhere.
+
+        Raises UnsupportedParallelism, UnsupportedModel, UnknownMegatronField before any process starts, and
+        WorldStartError where a rank does not come up.
+        """
+        distributed.check_parallelism(config.ranks, config.tp, config.pp, config.cp)
+        sort_overrides(config.megatron)
+        read_config(Path(config.hf_folder))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host; its name need not resolve
+        children: list[RankProcess] = []
+        try:
+            worker, channel = _build(config, children)
+        except TrainerError:
+            _end(children, 0.0)
+            raise
+        except (RuntimeError, OSError) as error:
+            _end(children, 0.0)
+            raise WorldStartError(
+                f"the world did not come up (master_port {config.master_port}, start_timeout_s "
+                f"{config.start_timeout_s}): {error}; free the port or look into the ranks' logs"
+            ) from error
+        logger.info("world of %d ranks (tp %d) is ready", config.ranks, config.tp)
+        return cls(config, worker, channel, children)
+
+    def step(self, sequences: Sequence[TrainSequence], lr: float | None = None) -> StepResult:
+        """One optimizer step over the whole batch. `lr` replaces the configured rate for this step (warm-up applies).
+
+        Raises EmptyBatch, BadSequence or SequenceTooLong before anything is computed and NonFiniteStep after; in all
+        four the weights are unchanged and the world goes on.
+        """
+        self._check(sequences, needs_engine=self.config.objective == "grpo")
+        if not any(sequence.loss_mask.any() for sequence in sequences):
+            raise EmptyBatch(f"none of {len(sequences)} sequences has a trained token; expected at least one")
+        result = self._call(lambda: Step(encode_sequences(sequences), lr), lambda: self._worker.step(sequences, lr))
+        self._weights_changed += 1
+        return result
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[Float32]:
+        """The trainer's log-probability of every response token, one float32 [R] per sequence, in order."""
+        self._check(sequences, needs_engine=False)
+        if not sequences:
+            return []
+        return self._call(lambda: Logprobs(encode_sequences(sequences)), lambda: self._worker.logprobs(sequences))
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights under their Hugging Face names: contiguous host tensors of the model's dtype, one at a time.
+
+        Each is its own lockstep command and its own copy, so a slow or abandoned reader holds nobody up.
+        Raises ExportInterrupted where the weights changed in between.
+        """
+        version = self._weights_changed
+        for index in range(len(self._worker.exported_names())):
+            if version != self._weights_changed:
+                raise ExportInterrupted(
+                    f"the weights changed after {index} parameters of an export were read; "
+                    "expected none to change: read the export to its end before the next step or load"
+                )
+            yield from self._export_one(index)
+
+    def save(self, folder: Path) -> None:
+        """Training state (weights, optimizer, schedule, generators) into `folder`, files flushed to disk.
+
+        Raises StateNotWritten where any rank could not write; the world goes on.
+        """
+        self._call(lambda: Save(str(folder)), lambda: self._worker.save(folder), StateNotWritten)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote in a world of the same shape: the next step is bit-equal. Raises StateMismatch."""
+        self._call(lambda: Load(str(folder)), lambda: self._worker.load(folder))
+        self._weights_changed += 1
+
+    def save_hf(self, folder: Path) -> None:
+        """The model as a Hugging Face folder: safetensors, config and the start model's tokenizer files."""
+        write_hf_folder(Path(self.config.hf_folder), folder, self.export())
+
+    def close(self) -> None:
+        """End the other ranks and leave the process group; may be called twice."""
+        if self._closed:
+            return
+        grace_s = _CLOSE_GRACE_S
+        if self._channel is not None:
+            try:
+                self._channel.send(Close())
+            except RuntimeError as error:
+                logger.warning("a rank did not take its dismissal (%s); it is killed", error)
+                grace_s = 0.0
+        self._shut(grace_s)
+
+    def _export_one(self, index: int) -> list[tuple[str, Tensor]]:
+        if self.config.tp == 1:  # rank 0 has every parameter whole
+            self._check_open()
+            return self._worker.export_parameter(index)
+        return self._call(lambda: Export(index), lambda: self._worker.export_parameter(index))
+
+    def _call(
+        self, command: Callable[[], Command], local: Callable[[], T], partial: type[TrainerError] | None = None
+    ) -> T:
+        """Send, do rank 0's part, compare outcomes. Refusals are raised as they are, all else closes the world.
+
+        A refusal by some ranks only closes it too, unless `partial` says which error that is (nothing was changed).
+        """
+        self._check_open()
+        refusal: TrainerError | None = None
+        result: T | None = None
+        try:
+            if self._channel is not None:
+                self._channel.send(command())
+            try:
+                result = local()
+            except TrainerError as error:
+                refusal = error
+            outcomes = self._channel.outcomes(describe(refusal) if refusal else "") if self._channel else []
+        except Exception as error:
+            raise self._broken(describe(error)) from error
+        if len({bool(outcome) for outcome in outcomes}) > 1:
+            texts = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(outcomes) if text)
+            raise self._broken(texts) if partial is None else partial(texts)
+        if refusal is not None:
+            raise refusal
+        return result  # type: ignore[return-value]
+
+    def _check(self, sequences: Sequence[TrainSequence], needs_engine: bool) -> None:
+        budget = self.config.tokens_per_microbatch
+        vocabulary = self._worker.model.vocab_size
+        for index, sequence in enumerate(sequences):
+            if sequence.length > budget:
+                raise SequenceTooLong(index, sequence.length, budget)
+            lowest, highest = int(sequence.token_ids.min()), int(sequence.token_ids.max())
+            if lowest < 0 or highest >= vocabulary:
+                raise BadSequence(
+                    f"sequence {index} has token ids {lowest} to {highest}; expected 0 to {vocabulary - 1}"
+                )
+            if needs_engine and not _valid_logprobs(sequence.engine_logprobs[sequence.loss_mask]):
+                raise BadSequence(
+                    f"sequence {index} has a trained token without a valid engine log-probability "
+                    "(not finite or above 0); expected one at or below 0: mask the token"
+                )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WorldClosed("this world was closed or broke; start a new one and load the last training state")
+
+    def _broken(self, reason: str) -> RankFailed:
+        """Close for good and say which ranks are gone."""
+        gone = [
+            f"rank {child.rank} ended with code {child.exit_code}"
+            for child in self._children
+            if child.ended_within(_DEATH_NOTICE_S)
+        ]
+        self._shut(grace_s=0.0)
+        return RankFailed(
+            f"{'; '.join(gone) or 'no rank has ended'}; {reason}. Expected all {self.config.ranks} ranks to finish the "
+            "command: start a new world and load the last training state"
+        )
+
+    def _shut(self, grace_s: float) -> None:
+        self._closed = True
+        _end(self._children, grace_s)
+
+
+def _build(config: WorldConfig, children: list[RankProcess]) -> tuple[Worker, Channel | None]:
+    """Start the other ranks into `children` and rank 0's own part; the channel is None where rank 0 is alone."""
+    deadline = datetime.timedelta(seconds=config.start_timeout_s)
+    store = dist.TCPStore("127.0.0.1", config.master_port, is_master=True, timeout=deadline, wait_for_workers=False)
+    for rank in range(1, config.ranks):
+        children.append(RankProcess(config, rank, store.port))
+    _await_ranks(store, children, deadline)
+    worker = Worker(config, store, 0)
+    if not children:
+        return worker, None
+    channel = Channel(config.timeout_s)
+    channel.outcomes("")
+    return worker, channel
+
+
+def _await_ranks(store: dist.TCPStore, children: list[RankProcess], deadline: datetime.timedelta) -> None:
+    """Until every child said "up"; raises WorldStartError where one ended first, RuntimeError at the deadline."""
+    for child in children:
+        key = f"rank/{child.rank}"
+        store.wait([key], deadline)
+        word = store.get(key).decode()
+        if word != "up":
+            raise WorldStartError(f"rank {child.rank} ended with {word} before it joined; its log says why")
+
+
+def _end(children: list[RankProcess], grace_s: float) -> None:
+    for child in children:
+        child.end(grace_s)
+    distributed.destroy()
+
+
+def _valid_logprobs(logprobs: Float32) -> bool:
+    return bool((np.isfinite(logprobs) & (logprobs < _LOGPROB_ROUNDING)).all())

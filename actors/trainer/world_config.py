@@ -1,0 +1,74 @@
+"""Settings of one Megatron world, as they travel to every rank.
+
+Invariant: JSON in and out loses nothing; values out of range are refused when the record is made.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from physarum.actors.trainer.algorithms.reduction import Reduction
+
+_POSITIVE = ("lr", "eps", "tokens_per_microbatch", "tis_cap", "temperature", "timeout_s", "start_timeout_s", "threads")
+_NOT_NEGATIVE = ("weight_decay", "clip_grad", "warmup_steps", "clip_high", "master_port")
+
+
+class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a world trains and how. Raises ValueError naming the field that is out of range."""
+
+    hf_folder: str
+    """Start model, a Hugging Face folder with safetensors."""
+    ranks: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    objective: Literal["grpo", "sft"] = "grpo"
+    lr: float = 1e-6
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    clip_grad: float = 1.0
+    """Global gradient norm; 0 means no clipping."""
+    warmup_steps: int = 0
+    tokens_per_microbatch: int = 8192
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    correction: Literal["tis", "none"] = "tis"
+    """Off-policy correction: "tis" scales each token by its truncated importance weight; needs "recompute" below."""
+    tis_cap: float = 2.0
+    """Upper bound of the importance weight of a token."""
+    normalize_std: bool = True
+    """Divide advantages by the group's standard deviation; read by whoever computes advantages."""
+    reduction: Reduction = "token-mean"
+    old_logprobs: Literal["recompute", "engine"] = "recompute"
+    temperature: float = 1.0
+    """Temperature that the engine samples with."""
+    seed: int = 0
+    megatron: dict[str, Any] = {}
+    """Fields of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig."""
+    master_port: int = 0
+    """TCP port of the rendezvous on loopback; 0 takes a free one."""
+    timeout_s: float = 600.0
+    """Deadline of every collective and every answer of a rank."""
+    start_timeout_s: float = 300.0
+    """Deadline for the processes of all ranks to come up (they import torch and Megatron)."""
+    threads: int = 1
+    """CPU threads of torch in each rank."""
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected more than 0")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
+        if self.correction == "tis" and self.old_logprobs == "engine":
+            raise ValueError(
+                "correction is tis and old_logprobs is engine: the importance ratio would count twice; "
+                "expected correction none, or old_logprobs recompute"
+            )
+        if not 0 <= self.clip_low <= 1:
+            raise ValueError(f"clip_low is {self.clip_low}; expected 0 to 1 (the ratio is cut below 1 - clip_low)")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are {self.betas}; expected two numbers from 0 to below 1")

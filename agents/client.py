@@ -1,0 +1,212 @@
+"""The client that episodes use against SGLang: token ids in; token ids, log-probabilities and spans out.
+
+Invariant: what `generate` returns was made by engines token for token, whatever happened underneath (retries, other
+engines, updates, aborts). Nothing is re-tokenised, nothing is cut short in silence.
+
+    router.pick -> POST /generate -> parse_reply -> Held -> Generation
+      ^   |              |                            |
+      |   +- no engine   +- 4xx: EngineRefusedError   +- abort: continue behind the tokens held ---+
+      |   |              +- 5xx, connection, timeout: back off ------------------------------------+
+      |   +-> EngineUnavailableError(partial) <- attempts or deadline used up                      |
+      +--------------------------------------------------------------------------------------------+
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+
+from physarum.agents.engine_wire import Reply, build_request, parse_reply
+from physarum.agents.errors import (
+    EngineError,
+    EngineFailedError,
+    EngineRefusedError,
+    EngineUnavailableError,
+    NoEngineError,
+)
+from physarum.agents.held import Held, check_sampling
+from physarum.agents.meter import BusyMeter
+from physarum.agents.protocols import Generation, TokenIds, Tokenizer
+from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
+from physarum.agents.routing import EngineRef, Router
+from physarum.bus.records import Task
+
+logger = logging.getLogger(__name__)
+
+# SGLang closes idle connections after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE); ours must be gone before, or a request races it.
+KEEPALIVE_TIMEOUT_S: Final = 3.0
+_JSON: Final = {"Content-Type": "application/json"}
+_BODY_EXCERPT_CHARS: Final = 500
+
+# (engine, reported label, submitted at, answered at: Unix seconds) -> the oldest label the tokens may hold.
+OldestVersion = Callable[[EngineRef, str, float, float], str]
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session for many concurrent requests: no connection limit (slots bound them), short keep-alive."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S))
+
+
+def reported_version(ref: EngineRef, label: str, submitted_at: float, answered_at: float) -> str:
+    """Default OldestVersion: trust the label. Right only for engines that report `weight_versions` themselves."""
+    return label
+
+
+class EngineClient:
+    """One per process; `for_task` gives an episode its own view (sampling defaults, request ids) on the same parts."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        router: Router,
+        tokenizer: Tokenizer,
+        *,
+        sampling: Mapping[str, Any] | None = None,
+        retry: RetryPolicy = DEFAULT_RETRY,
+        resume_aborted: bool = True,
+        cache_per_version: bool = False,
+        oldest_version: OldestVersion = reported_version,
+        meter: BusyMeter | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`cache_per_version` sends extra_key = the engine's version, so that no prefix of old weights is reused;
+        `resume_aborted` False returns an aborted generation as it is (finish_reason "abort")."""
+        self._session, self._router, self._tokenizer = session, router, tokenizer
+        self._sampling: dict[str, Any] = dict(sampling or {})
+        self._retry, self._resume, self._cache_per_version = retry, resume_aborted, cache_per_version
+        self._oldest_version = oldest_version
+        self._rng = rng or random.Random()
+        self._rid_prefix = ""
+        self.meter = meter or BusyMeter()
+        self.flaws: Counter[str] = Counter()
+        self.retried: Counter[str] = Counter()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        return self._sampling
+
+    def for_task(self, task: Task) -> EngineClient:
+        """A view whose defaults are ours with the task's sampling laid over; meter and counters stay shared."""
+        view = copy.copy(self)
+        view._sampling = {**self._sampling, **task.sampling}
+        view._rid_prefix = f"{task.id}:"
+        return view
+
+    async def generate(
+        self, token_ids: TokenIds, sampling: Mapping[str, Any] | None = None, *, max_new_tokens: int | None = None
+    ) -> Generation:
+        """Continue `token_ids` [P]. See protocols.Client.generate for the errors.
+
+        An abort by the engine is continued from the tokens held, with what remains of the budget, possibly on another
+        engine; then the generation's spans name every version that took part.
+        """
+        params = {**self._sampling, **(sampling or {})}
+        if max_new_tokens is not None:
+            params["max_new_tokens"] = max_new_tokens
+        held = Held(np.asarray(token_ids, dtype=np.int32), check_sampling(params))
+        retries = Retries(self._retry, self._rng)
+        while True:
+            try:
+                reply = await self._send(held, retries)
+            except (EngineFailedError, aiohttp.ClientError, TimeoutError) as error:
+                await self._retry_later(held, retries, error)
+                continue
+            if held.finished or not self._resume:
+                return held.generation()
+            await self._resume_later(held, retries, reply)
+
+    async def _send(self, held: Held, retries: Retries) -> Reply:
+        """One request on one engine; its reply is added to `held`."""
+        ref = await self._pick(held, retries)
+        rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
+        prompt = held.next_prompt()
+        request = build_request(prompt, held.next_sampling(), rid, ref.version if self._cache_per_version else None)
+        submitted_at = time.time()
+        try:
+            body = await self._post(ref, request, retries.request_timeout_s)
+        except (EngineFailedError, aiohttp.ClientError, TimeoutError) as error:
+            self._router.failed(ref, error)
+            raise
+        finally:
+            self._router.release(ref)
+        reply = parse_reply(
+            body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
+        )
+        self._count_flaw(reply, ref, rid)
+        held.add(reply, rid)
+        return reply
+
+    async def _pick(self, held: Held, retries: Retries) -> EngineRef:
+        try:
+            async with asyncio.timeout(retries.remaining_s):
+                return await self._router.pick(retries.remaining_s)
+        except (NoEngineError, TimeoutError) as error:
+            raise self._unavailable(held, retries, f"no engine was free: {error}") from error
+
+    async def _post(self, ref: EngineRef, request: bytes, timeout_s: float) -> bytes:
+        """The body of a 200 answer. A cancelled or timed-out request closes its connection; the engine then aborts."""
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        url = f"{ref.url.rstrip('/')}/generate"
+        with self.meter.busy():
+            async with self._session.post(
+                url, data=request, headers=_JSON, timeout=timeout, allow_redirects=False
+            ) as response:
+                body = await response.read()
+        if response.status == HTTPStatus.OK:
+            return body
+        excerpt = body[:_BODY_EXCERPT_CHARS].decode(errors="replace")
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise EngineFailedError(ref.url, response.status, excerpt)
+        raise EngineRefusedError(ref.url, response.status, excerpt)
+
+    async def _resume_later(self, held: Held, retries: Retries, reply: Reply) -> None:
+        """After an abort: at once when it brought tokens to continue from, else like a failure."""
+        self.retried["abort"] += 1
+        if len(reply.token_ids) and held.continuable:
+            retries.progressed()
+            return
+        if not held.continuable:
+            held.restart()
+        await self._back_off(held, retries, EngineError("the engine aborted the request and left nothing to continue"))
+
+    async def _retry_later(self, held: Held, retries: Retries, error: Exception) -> None:
+        self.retried[type(error).__name__] += 1
+        logger.info(
+            "request on an engine failed, attempt %d of %d: %s", retries.failures + 1, self._retry.attempts, error
+        )
+        await self._back_off(held, retries, error)
+
+    async def _back_off(self, held: Held, retries: Retries, error: Exception) -> None:
+        retries.failed(error)
+        if retries.exhausted:
+            raise self._unavailable(held, retries, "giving up") from error
+        await retries.back_off()
+
+    def _unavailable(self, held: Held, retries: Retries, why: str) -> EngineUnavailableError:
+        last = f"{type(retries.last).__name__}: {retries.last}" if retries.last else "none"
+        return EngineUnavailableError(
+            f"no engine finished the request ({why}); {retries.failures} of {self._retry.attempts} attempts failed in a"
+            f" row within a deadline of {self._retry.deadline_s} s, last failure: {last}; {held.count} tokens held."
+            " See that engines are live (actorctl ps), or raise the request's deadline",
+            partial=held.generation() if held.count else None,
+        )
+
+    def _count_flaw(self, reply: Reply, ref: EngineRef, rid: str) -> None:
+        if reply.flaw is not None:
+            self.flaws[reply.flaw] += 1
+            logger.warning("reply %s of engine %s is not fully trainable: %s", rid, ref.instance, reply.flaw)

@@ -1,0 +1,122 @@
+"""What a user's code meets: the hooks it may write (Generate, Reward, TaskSource) and the Client it is handed.
+
+Invariant: everything here is tokens in, tokens out. Text appears only where a person or a tool reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from physarum.bus.records import Execution, Sample, Task
+from physarum.bus.version import Span
+
+TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
+FinishReason = Literal["stop", "length", "abort"]
+Score: TypeAlias = float | dict[str, float]
+RewardValue: TypeAlias = Score | list[Score]
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What engines made of one prompt: N new tokens.
+
+    token_ids int32 [N]; logprobs float32 [N], natural log under the sampling temperature, NaN where an engine gave none
+    that can be trusted; spans cover [0, N) of *these* tokens in order. `flaws` names why log-probabilities are missing
+    (empty for a sound generation). Times are Unix seconds. `rid` is the id of the last request sent.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+    spans: list[Span]
+    finish_reason: FinishReason
+    cached_tokens: int
+    prompt_tokens: int
+    started_at: float
+    finished_at: float
+    rid: str
+    flaws: tuple[str, ...] = ()
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back, without adding or hiding special tokens."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: TokenIds) -> str: ...
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """The model's chat template applied to `messages`, as token ids."""
+        ...
+
+
+class Client(Protocol):
+    """A policy as an episode sees it. Retries, engine choice, updates and interruptions happen underneath."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The policy's tokenizer, loaded at first use and shared by all episodes of a process."""
+        ...
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """The task's sampling parameters (SGLang's names), used where a call gives no others."""
+        ...
+
+    async def generate(
+        self, token_ids: TokenIds, sampling: Mapping[str, Any] | None = None, *, max_new_tokens: int | None = None
+    ) -> Generation:
+        """Continue `token_ids`. `sampling` is laid over the task's defaults, `max_new_tokens` over both.
+
+        Raises EngineRefusedError (never retried), EngineUnavailableError (deadline or attempts used up),
+        EngineReplyError (not an engine's reply) and SamplingError.
+        """
+        ...
+
+
+class Generate(Protocol):
+    """Hook `rollout.generate`: runs one task to its end. `args` come from the configuration."""
+
+    async def __call__(self, task: Task, client: Client, **args: Any) -> list[Sample]:
+        """At least one sample; several for sub-agents or compaction (the loss counts the execution once)."""
+        ...
+
+
+class Reward(Protocol):
+    """Hook `reward.hook`: a number, named parts (summed), or a list of those with one entry per sample."""
+
+    def __call__(self, execution: Execution, **args: Any) -> RewardValue | Awaitable[RewardValue]: ...
+
+
+class TaskSource(Protocol):
+    """Hook `source.hook`, called as hook(seed, **args): an indexed stream of task rows.
+
+    `row` is a pure function of its arguments, so that a source restarted at any position issues the same tasks.
+    """
+
+    def __len__(self) -> int:
+        """Rows per epoch."""
+        ...
+
+    def row(self, epoch: int, index: int) -> dict[str, Any]:
+        """Keys `prompt`, `label`, `metadata` (the last two optional)."""
+        ...
+
+
+class Environment(Protocol):
+    """The other side of a multi-turn episode."""
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """What the episode is judged by; becomes Sample.outputs."""
+        ...
+
+    async def step(self, text: str) -> str | None:
+        """Answer the policy's turn (its exact text, special tokens included).
+
+        Returns the text to append, chat markup included, up to where the policy speaks again; None ends the episode.
+        """
+        ...

@@ -1,0 +1,69 @@
+"""How often and how fast a request is tried again: bounded attempts, exponential backoff, full jitter, one deadline.
+
+Jitter: uniform in [0, min(max, base * 2^k)] ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015), so that
+requests that failed together do not come back together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Final
+
+import msgspec
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """`attempts` in a row without a new token end the request; so does `deadline_s` in all.
+
+    The defaults ride out an engine that is restarted elsewhere (its absence is waited for in Router.pick, not here) and
+    give up within about a minute on one that answers 5xx at once.
+    """
+
+    attempts: int = 16
+    base_s: float = 0.1
+    max_s: float = 5.0
+    deadline_s: float = 600.0
+    request_timeout_s: float = 120.0
+
+
+DEFAULT_RETRY: Final = RetryPolicy()
+_SHORTEST_TIMEOUT_S: Final = 0.001  # aiohttp takes 0 for "no timeout"
+
+
+class Retries:
+    """The state of one request's retries."""
+
+    def __init__(self, policy: RetryPolicy, rng: random.Random) -> None:
+        self._policy = policy
+        self._rng = rng
+        self._ends_at = time.monotonic() + policy.deadline_s
+        self.failures = 0
+        self.last: Exception | None = None
+
+    @property
+    def remaining_s(self) -> float:
+        return self._ends_at - time.monotonic()
+
+    @property
+    def exhausted(self) -> bool:
+        return self.failures >= self._policy.attempts or self.remaining_s <= 0
+
+    @property
+    def request_timeout_s(self) -> float:
+        """For the next HTTP request: never beyond the deadline."""
+        return max(_SHORTEST_TIMEOUT_S, min(self._policy.request_timeout_s, self.remaining_s))
+
+    def failed(self, error: Exception) -> None:
+        self.failures += 1
+        self.last = error
+
+    def progressed(self) -> None:
+        """New tokens arrived: earlier failures no longer count."""
+        self.failures = 0
+
+    async def back_off(self) -> None:
+        """Wait before the next attempt, at most until the deadline."""
+        ceiling_s = min(self._policy.max_s, self._policy.base_s * 2.0 ** max(self.failures - 1, 0))
+        await asyncio.sleep(max(0.0, min(self._rng.uniform(0.0, ceiling_s), self.remaining_s)))

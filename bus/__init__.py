@@ -1,0 +1,1 @@
+"""NATS JetStream: connection, embedded server, streams, records, codec, leases and ledger. Knows nothing of RL."""

@@ -1,0 +1,179 @@
+"""The ledger: a log of what the trainer planned, did and made durable; the account is read from it.
+
+Every append names the sequence it must follow. A trainer that lost its lease is refused by that, not by its clock: the
+new owner's first record (`rollback`) moves the end of the log.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from physarum.bus import log, names
+from physarum.bus.codec import decode, encode
+from physarum.bus.connection import Bus
+from physarum.bus.errors import LeaseLostError, WrongSequenceError
+from physarum.bus.log import LogEntry, LogReader
+from physarum.bus.publisher import Publisher
+from physarum.bus.version import Fork
+
+
+class Mask(msgspec.Struct, frozen=True, array_like=True):
+    """Response tokens [start, end) of sample `sample` lose their gradient because they are over the age bound."""
+
+    sample: int
+    start: int
+    end: int
+
+
+class Planned(msgspec.Struct, frozen=True, array_like=True):
+    """One execution of a plan: where it is in SAMPLES, whose it is, its advantage, and what is masked of it."""
+
+    sequence: int
+    task: str
+    source: str
+    ordinal: int
+    attempt: int
+    group: str
+    advantage: float
+    trained_tokens: int
+    masked_tokens: int
+    masks: list[Mask]
+
+
+class Dropped(msgspec.Struct, frozen=True, array_like=True):
+    """An execution that is in SAMPLES and is not trained: `reason` duplicate, late, withdrawn, too_long, ..."""
+
+    sequence: int
+    task: str
+    source: str
+    ordinal: int
+    attempt: int
+    reason: str
+
+
+class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+    """What the step that leaves weight number `at_number` will train. Replayed verbatim after a crash."""
+
+    epoch: int
+    at_number: int
+    executions: list[Planned]
+    dropped: list[Dropped] = []
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """A plan that was executed. `number` is the weights' number after it; `changed` False: nothing was trained, because no
+    token was left, or because the step was refused (`refused` says why; its executions count as dropped(refused))."""
+
+    epoch: int
+    number: int
+    plan: int
+    changed: bool
+    refused: str = ""
+    trained: int
+    masked: int
+    tokens_trained: int
+    tokens_masked: int
+    ages: dict[int, int]
+    multi_version_samples: int
+    reward_mean: float | None
+    wait_s: float
+    started_at: float
+    finished_at: float
+    metrics: dict[str, float] = {}
+
+
+class DurableRecord(msgspec.Struct, frozen=True, kw_only=True, tag="durable"):
+    """A checkpoint is on disk: steps up to `number` are no longer provisional; SAMPLES below `floor` are not needed."""
+
+    epoch: int
+    number: int
+    digest: str
+    folder: str
+    floor: int
+    last_plan: int
+
+
+class RollbackRecord(msgspec.Struct, frozen=True, kw_only=True, tag="rollback"):
+    """A takeover (or the start, with old_epoch 0): training goes on from number `fork` under `new_epoch`.
+
+    Steps recorded before it whose plan is after `last_plan` are void; those plans are executed again, verbatim.
+    """
+
+    old_epoch: int
+    new_epoch: int
+    fork: int
+    last_plan: int = 0
+
+
+LedgerRecord: TypeAlias = PlanRecord | StepRecord | DurableRecord | RollbackRecord
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    """A ledger record and its sequence."""
+
+    sequence: int
+    record: LedgerRecord
+
+
+def decode_entry(entry: LogEntry) -> Numbered:
+    return Numbered(entry.sequence, decode(entry.data, LedgerRecord))  # type: ignore[arg-type]
+
+
+async def read(bus: Bus, start: int = 1) -> list[Numbered]:
+    """All records from sequence `start` to the end that the ledger has now."""
+    last = (await log.state(bus, "ledger")).last
+    found: list[Numbered] = []
+    reader = LogReader(bus, "ledger", start)
+    if last < start:
+        return found
+    async for batch in reader.batches():
+        found += [decode_entry(entry) for entry in batch]
+        if reader.next_sequence > last:
+            break
+    return found
+
+
+class Ledger:
+    """The trainer's pen. Only the holder of the trainer's lease may write; `epoch` is its fencing token."""
+
+    def __init__(self, bus: Bus, publisher: Publisher, last_sequence: int, epoch: int) -> None:
+        self._bus, self._publisher = bus, publisher
+        self._subject = names.subject(bus.run, "ledger", "record")
+        self._epoch = epoch
+        self.last_sequence = last_sequence
+
+    async def append(self, record: LedgerRecord) -> int:
+        """Appends and returns the record's sequence. Raises LeaseLostError when somebody else has written since."""
+        expected = self.last_sequence
+        try:
+            ack = await self._publisher.publish(
+                self._subject,
+                encode(record),
+                message_id=f"ledger/{self._epoch}/{expected + 1}",
+                expect_last_sequence=expected,
+            )
+        except WrongSequenceError as error:
+            raise LeaseLostError(
+                f"the ledger moved past record {expected} while epoch {self._epoch} was writing: another trainer took over."
+                " This one must stop; nothing of it is lost that the new one has not taken"
+            ) from error
+        self.last_sequence = ack.seq
+        return ack.seq
+
+
+def surviving_steps(records: list[Numbered]) -> list[StepRecord]:
+    """The steps that count: those no rollback made void, in order."""
+    steps: list[StepRecord] = []
+    for item in records:
+        if isinstance(item.record, StepRecord):
+            steps.append(item.record)
+        elif isinstance(item.record, RollbackRecord):
+            steps = [step for step in steps if step.plan <= item.record.last_plan]
+    return steps
+
+
+def forks_of(records: list[Numbered]) -> tuple[Fork, ...]:
+    """Every rollback so far, for effective version numbers."""
+    return tuple(Fork(item.record.new_epoch, item.record.fork) for item in records if isinstance(item.record, RollbackRecord))

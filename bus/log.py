@@ -1,0 +1,171 @@
+"""Reading a log stream by sequence: in order, without gaps, from any point, also across server restarts.
+
+No acknowledgement and no durable consumer: the reader's own cursor says what was read. Ordered consumers are not used,
+since they lose messages after a slow-consumer event; a gap here is an error, never a silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+import msgspec
+from nats.aio.msg import Msg
+
+from physarum.bus import names
+from physarum.bus.connection import Bus
+from physarum.bus.errors import BusError, BusRefusedError, BusUnreachableError
+from physarum.bus.names import RUN_HEADER, StreamKey
+from physarum.bus.pull import Puller
+
+_log = logging.getLogger(__name__)
+
+_INACTIVE_S: Final = 60
+_BATCH: Final = 256
+
+
+class LogGapError(BusError):
+    """Messages that should be in the log are not: the store lost or trimmed them."""
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """One stored message. `data` is empty when only headers were asked for."""
+
+    sequence: int
+    subject: str
+    headers: dict[str, str]
+    data: bytes
+
+
+class StreamState(msgspec.Struct, frozen=True):
+    """`created` identifies the incarnation: a stream that was deleted and made again has another."""
+
+    first: int
+    last: int
+    messages: int
+    bytes: int
+    created: str
+
+
+async def state(bus: Bus, key: StreamKey) -> StreamState:
+    reply = await bus.api(f"STREAM.INFO.{names.stream(bus.run, key)}")
+    found = reply["state"]
+    return StreamState(found["first_seq"], found["last_seq"], found["messages"], found["bytes"], reply["created"])
+
+
+class LogReader:
+    """Follows one log from sequence `start`. Use `batches()`; `next_sequence` is where it will read on."""
+
+    def __init__(self, bus: Bus, key: StreamKey, start: int = 1, *, headers_only: bool = False) -> None:
+        self._bus = bus
+        self._stream = names.stream(bus.run, key)
+        self._headers_only = headers_only
+        self.next_sequence = max(1, start)
+        self._name = ""
+        self._replaced = bus.reconnections()
+
+    async def batches(self, wait_s: float = 5.0) -> AsyncIterator[list[LogEntry]]:
+        """Batches as they come, for ever; an empty batch says that nothing came within `wait_s`.
+
+        Raises LogGapError when a sequence is missing, and goes on by itself after a server restart.
+        """
+        while True:
+            puller = await self._consumer()
+            try:
+                async for batch in self._read(puller, wait_s):
+                    yield batch
+            finally:
+                await puller.stop()
+
+    async def _read(self, puller: Puller, wait_s: float) -> AsyncIterator[list[LogEntry]]:
+        while not self._replaced.is_set():
+            messages = await puller.fetch(_BATCH, wait_s)
+            entries = [self._checked(message) for message in messages]
+            yield [entry for entry in entries if entry is not None]
+            if not messages and not await self._exists():
+                return
+
+    async def _consumer(self) -> Puller:
+        config = {
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self.next_sequence,
+            "ack_policy": "none",
+            "headers_only": self._headers_only,
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": int(_INACTIVE_S * 1e9),
+            "max_waiting": 8,
+        }
+        while True:
+            restored = self._replaced = self._bus.reconnections()
+            try:
+                made = await self._bus.api(f"CONSUMER.CREATE.{self._stream}", {"stream_name": self._stream, "config": config})
+                self._name = made["name"]
+                return await Puller(self._bus, self._stream, self._name).start()
+            except BusUnreachableError as error:
+                _log.warning("log %s cannot be read now (%s); trying again", self._stream, error)
+                if self._bus.client.is_connected:
+                    continue
+                await restored.wait()
+
+    async def _exists(self) -> bool:
+        try:
+            await self._bus.api(f"CONSUMER.INFO.{self._stream}.{self._name}")
+        except BusRefusedError:
+            return False
+        except BusUnreachableError:
+            return False
+        return True
+
+    def _checked(self, message: Msg) -> LogEntry | None:
+        sequence = message.metadata.sequence.stream
+        if sequence < self.next_sequence:
+            return None  # seen before a restart made the consumer anew
+        if sequence > self.next_sequence and self.next_sequence > 1:
+            raise LogGapError(
+                f"{self._stream}: expected sequence {self.next_sequence}, found {sequence}; messages between were trimmed"
+                " or lost. Restore the store, or resume from a checkpoint whose cursor is above the gap"
+            )
+        self.next_sequence = sequence + 1
+        headers = dict(message.headers or {})
+        if not self._bus.accept(headers, RUN_HEADER):
+            return None
+        return LogEntry(sequence, message.subject, headers, message.data)
+
+
+async def get(bus: Bus, key: StreamKey, sequence: int) -> LogEntry:
+    """One message by sequence. Raises LogGapError when it is not there."""
+    stream = names.stream(bus.run, key)
+    found = await bus.request(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d}' % sequence, repeatable=True)
+    headers = dict(found.headers or {})
+    if headers.get("Status") == "404":
+        raise LogGapError(f"{stream} has no message {sequence}: it was trimmed, or the store lost it")
+    return LogEntry(sequence, headers.get("Nats-Subject", ""), headers, found.data)
+
+
+async def get_many(bus: Bus, key: StreamKey, sequences: Iterable[int], parallel: int = 32) -> list[LogEntry]:
+    """Messages by sequence, in the order asked for; at most `parallel` requests at once."""
+    room = asyncio.Semaphore(parallel)
+
+    async def one(sequence: int) -> LogEntry:
+        async with room:
+            return await get(bus, key, sequence)
+
+    return list(await asyncio.gather(*(one(sequence) for sequence in sequences)))
+
+
+async def scan(bus: Bus, key: StreamKey) -> list[LogEntry]:
+    """Every message that a stream holds now, oldest first (a work queue's too), without consuming any."""
+    now = await state(bus, key)
+    stream, found, sequence = names.stream(bus.run, key), [], now.first
+    while now.messages and sequence <= now.last:
+        message = await bus.request(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d,"next_by_subj":">"}' % sequence, repeatable=True)
+        headers = dict(message.headers or {})
+        if headers.get("Status") == "404":
+            break
+        sequence = int(headers["Nats-Sequence"])
+        found.append(LogEntry(sequence, headers.get("Nats-Subject", ""), headers, message.data))
+        sequence += 1
+    return found

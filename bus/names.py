@@ -1,0 +1,49 @@
+"""Every name on the bus, in one place: streams `<run>_TASKS`, subjects `ph.<run>.<stream>.<key>`, headers `Ph-*`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+from physarum.bus.errors import BusError
+
+RUN_HEADER: Final = "Ph-Run"
+RECORD_HEADER: Final = "Ph-Header"
+BLOB_HEADER: Final = "Ph-Blob"
+MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
+
+StreamKey = Literal[
+    "tasks", "episodes", "samples", "evals", "ledger", "dead", "metrics", "lease", "presence", "weights", "run"
+]
+TASK_CLASSES: Final = ("partial", "p0", "p1", "eval")
+
+_RUN: Final = re.compile(r"[a-z0-9-]{1,32}")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_=/+@#:-]")
+
+
+class RunNameError(BusError, ValueError):
+    """A run id that cannot be part of stream and subject names."""
+
+
+def check_run(run: str) -> str:
+    """Raises RunNameError unless `run` is 1 to 32 of a-z, 0-9 and '-'."""
+    if not _RUN.fullmatch(run):
+        raise RunNameError(f"run id {run!r} is not usable: expected 1 to 32 characters of a-z, 0-9 and '-'")
+    return run
+
+
+def stream(run: str, key: StreamKey) -> str:
+    return f"{run}_{key.upper()}"
+
+
+def subject(run: str, key: StreamKey, *tokens: str) -> str:
+    """`ph.<run>.<key>.<token>...`; characters that NATS reserves are replaced, so a task id may be a token."""
+    return ".".join(("ph", run, key, *(_UNSAFE.sub("_", token) for token in tokens)))
+
+
+def all_subjects(run: str, key: StreamKey) -> str:
+    return f"ph.{run}.{key}.>"
+
+
+def control_subject(run: str, role: str, instance: str, verb: str) -> str:
+    return f"ph.{run}.control.{role}.{instance}.{verb}"

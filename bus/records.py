@@ -1,0 +1,201 @@
+"""What travels: tasks and executions. A record that breaks its invariant refuses to exist (RecordError).
+
+Token arrays: `token_ids` int32 [prompt_len + R]; `loss_mask` bool [R]; `logprobs` float32 [R], NaN where the engine
+gave none. Environment tokens have mask False. A policy token with mask True always has a log-probability and a span.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+
+from physarum.bus.errors import RecordError
+from physarum.bus.version import Span
+
+SCHEMA_VERSION: Final = 1
+
+Status = Literal["completed", "truncated", "aborted", "failed"]
+Origin = Literal["policy", "demonstration"]
+TaskClass = Literal["partial", "p0", "p1", "eval"]
+Array = np.ndarray[Any, Any]
+
+
+class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One unit of work: a prompt (or an environment seed) for one execution. id = source/epoch/index/member[+attempt].
+
+    `ordinal` counts the source's tasks from 0 in the order of issue, so that sets of tasks are sets of intervals.
+    """
+
+    id: str
+    run: str
+    source: str
+    ordinal: int
+    group: str
+    group_size: int
+    member: int
+    attempt: int = 0
+    task_class: TaskClass = "p1"
+    prompt: Any = None
+    label: Any = None
+    metadata: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    tenant: str = ""
+    trace: str = ""
+    issued_at: float = 0.0
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """Something that took time inside an episode: kind ("engine", "tool", ...), start and end in Unix seconds."""
+
+    kind: str
+    start: float
+    end: float
+
+
+class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One trajectory. `origin` demonstration: no engine made the tokens, so log-probabilities and spans are absent."""
+
+    token_ids: Array
+    prompt_len: int
+    loss_mask: Array
+    logprobs: Array
+    spans: list[Span] = []
+    status: Status = "completed"
+    origin: Origin = "policy"
+    trainable: bool = True
+    reward: float | None = None
+    reward_parts: dict[str, float] = {}
+    outputs: dict[str, Any] = {}
+    events: list[Event] = []
+
+    def __post_init__(self) -> None:
+        self._check_lengths()
+        if self.origin == "policy":
+            self._check_provenance()
+
+    @property
+    def response_len(self) -> int:
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def trainable_tokens(self) -> int:
+        return int(self.loss_mask.sum()) if self.trainable else 0
+
+    def _check_lengths(self) -> None:
+        if self.token_ids.ndim != 1:
+            raise RecordError(f"token_ids have shape {self.token_ids.shape}; expected one dimension, prompt then response")
+        response = self.response_len
+        if self.prompt_len < 1 or response < 0:
+            raise RecordError(
+                f"prompt_len is {self.prompt_len} of {len(self.token_ids)} tokens; expected at least one prompt token"
+            )
+        for name, array in (("loss_mask", self.loss_mask), ("logprobs", self.logprobs)):
+            if array.shape != (response,):
+                raise RecordError(f"{name} has shape {array.shape}; expected ({response},), one entry per response token")
+        if self.loss_mask.dtype != np.bool_ or not np.issubdtype(self.token_ids.dtype, np.integer):
+            raise RecordError(
+                f"token_ids are {self.token_ids.dtype} and loss_mask {self.loss_mask.dtype}; expected integers and bool"
+            )
+        if not np.issubdtype(self.logprobs.dtype, np.floating):
+            raise RecordError(f"logprobs are {self.logprobs.dtype}; expected float32, NaN where the engine gave none")
+
+    def _check_provenance(self) -> None:
+        bare = np.flatnonzero(self.loss_mask & ~np.isfinite(self.logprobs))
+        if self.trainable and bare.size:
+            raise RecordError(
+                f"response token {int(bare[0])} is trainable but has no engine log-probability ({bare.size} such tokens);"
+                " mask it, or mark the sample not trainable"
+            )
+        end = 0
+        for span in self.spans:
+            if span.start != end or span.end <= span.start:
+                raise RecordError(f"span {span} does not continue at token {end}: spans must cover the response in order")
+            end = span.end
+        if end != self.response_len:
+            raise RecordError(f"spans cover {end} tokens of a response of {self.response_len}")
+
+
+class Execution(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Everything one run of one task made: one message in EPISODES, then (scored) one in SAMPLES."""
+
+    id: str
+    task: Task
+    samples: list[Sample]
+    worker: str
+    started_at: float
+    finished_at: float
+    delivery: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.samples:
+            raise RecordError(f"execution {self.id} of task {self.task.id} holds no sample; a failed one is redelivered")
+
+
+class SampleHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Header schema v1: what the planner needs of one sample without its body."""
+
+    tokens: int
+    response: int
+    trainable: int
+    reward: float | None
+    status: Status
+    spans: list[Span]
+    span_trainable: list[int]
+
+
+class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Header schema v1 of one SAMPLES message: enough to plan a step from headers only."""
+
+    execution: str
+    task: str
+    source: str
+    ordinal: int
+    group: str
+    group_size: int
+    member: int
+    attempt: int
+    tenant: str
+    digest: str
+    samples: list[SampleHeader]
+
+    @property
+    def trainable(self) -> int:
+        return sum(sample.trainable for sample in self.samples)
+
+    @property
+    def tokens(self) -> int:
+        return sum(sample.tokens for sample in self.samples)
+
+
+def sample_header(sample: Sample) -> SampleHeader:
+    """Lengths, spans and, per span, how many tokens carry gradient."""
+    mask = sample.loss_mask if sample.trainable else np.zeros_like(sample.loss_mask)
+    return SampleHeader(
+        tokens=len(sample.token_ids),
+        response=sample.response_len,
+        trainable=sample.trainable_tokens,
+        reward=sample.reward,
+        status=sample.status,
+        spans=list(sample.spans),
+        span_trainable=[int(mask[span.start : span.end].sum()) for span in sample.spans],
+    )
+
+
+def execution_header(execution: Execution, digest: str) -> ExecutionHeader:
+    """The header that travels with `execution`; `digest` is of the message's body."""
+    task = execution.task
+    return ExecutionHeader(
+        execution=execution.id,
+        task=task.id,
+        source=task.source,
+        ordinal=task.ordinal,
+        group=task.group,
+        group_size=task.group_size,
+        member=task.member,
+        attempt=task.attempt,
+        tenant=task.tenant,
+        digest=digest,
+        samples=[sample_header(sample) for sample in execution.samples],
+    )

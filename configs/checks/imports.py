@@ -1,0 +1,68 @@
+"""Hooks import, and take what their roles pass.
+
+| hook | called as | returns |
+|---|---|---|
+| source.hook, evaluation.hook | (seed, **args) | hooks.Rows |
+| rollout.generate | async (task, client, **args) | samples |
+| reward.hook | (execution, **args), sync or async | a reward |
+| model.factory.hook | (folder, **args) | nothing: it fills the folder |
+
+What a source function returns is known only once it is called: the source role applies `hooks.check_rows` then. A
+source that is a class is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from physarum.configs.errors import HookError, Problem, Severity
+from physarum.configs.hooks import Hook, check_async, check_rows, check_signature, load_hook
+from physarum.configs.origin import KeyPath
+from physarum.configs.root import RootConfig
+from physarum.configs.types import Arguments
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One place that names a hook, and how it is called from there."""
+
+    key: KeyPath
+    hook: Hook | None
+    params: tuple[str, ...]
+    args: Arguments
+    is_async: bool = False
+    gives_rows: bool = False
+
+
+def check_hooks(config: RootConfig) -> Iterator[Problem]:
+    """One problem for each hook that does not import or does not take its arguments."""
+    for use in _uses(config):
+        if use.hook is None:
+            continue
+        try:
+            _check(use, use.hook)
+        except HookError as error:
+            where = config.origins.where(use.key)
+            found = f"hook {error.hook}: {error.found}"
+            yield Problem(Severity.ERROR, where, found, error.expected, error.remedy)
+
+
+def _check(use: _Use, hook: Hook) -> None:
+    target = load_hook(hook)
+    check_signature(target, use.params, hook, use.args)
+    if use.is_async:
+        check_async(target, hook)
+    if use.gives_rows and isinstance(target, type):
+        check_rows(target, hook)
+
+
+def _uses(config: RootConfig) -> Iterator[_Use]:
+    source, evaluation, factory = config.source, config.evaluation, config.model.factory
+    yield _Use(("source", "hook"), source.hook, ("seed",), source.args, gives_rows=True)
+    yield _Use(("rollout", "generate"), config.rollout.generate, ("task", "client"), config.rollout.args, is_async=True)
+    yield _Use(("reward", "hook"), config.reward.hook, ("execution",), config.reward.args)
+    if evaluation is not None:
+        yield _Use(("evaluation", "hook"), evaluation.hook, ("seed",), evaluation.args, gives_rows=True)
+    if factory is not None:
+        yield _Use(("model", "factory", "hook"), factory.hook, ("folder",), factory.args)

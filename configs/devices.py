@@ -1,0 +1,108 @@
+"""Accelerators: how many a host has, and which group of a run holds which.
+
+Invariant: a device belongs to at most one group, and a group gets exactly what it asks for or the run is refused.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+from physarum.configs.errors import ConfigError, Problem, Severity
+from physarum.configs.origin import KeyPath, dotted
+from physarum.configs.root import RootConfig
+
+_DETECTION_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """A group that may hold devices: what its `gpus` asks for, the instances that share it, and its `env`."""
+
+    gpus: int | tuple[int, ...]
+    instances: int
+    env: dict[str, str]
+
+    @property
+    def amount(self) -> int:
+        """Devices of the whole group."""
+        return self.gpus if isinstance(self.gpus, int) else len(self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class PresentDevices:
+    """How many devices a host has (`indices` 0 to count - 1), and in words how that is known."""
+
+    count: int
+    evidence: str
+
+
+def device_groups(config: RootConfig) -> dict[KeyPath, DeviceGroup]:
+    """Every group that may hold devices, by the key path of its section. External engines hold none of ours."""
+    groups: dict[KeyPath, DeviceGroup] = {
+        ("trainer",): DeviceGroup(config.trainer.gpus, config.trainer.ranks, config.trainer.env),
+        ("rollout",): DeviceGroup(config.rollout.gpus, config.rollout.count, config.rollout.env),
+        ("reward",): DeviceGroup(config.reward.gpus, config.reward.count, config.reward.env),
+    }
+    for name, engine in config.engines.items():
+        if engine.url is None:
+            groups["engines", name] = DeviceGroup(engine.gpus, engine.count, engine.env)
+    return groups
+
+
+def present_devices() -> PresentDevices:
+    """Asks nvidia-smi, so that no process here loads CUDA. A host without it has no devices."""
+    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_DETECTION_TIMEOUT_S, check=True)
+    except FileNotFoundError:
+        return PresentDevices(0, "nvidia-smi is not installed")
+    except subprocess.CalledProcessError as error:
+        return PresentDevices(0, f"nvidia-smi failed: {(error.stdout + error.stderr).strip()[:200]}")
+    except subprocess.TimeoutExpired:
+        return PresentDevices(0, f"nvidia-smi did not answer within {_DETECTION_TIMEOUT_S:.0f} s")
+    count = len(answer.stdout.split())
+    return PresentDevices(count, f"nvidia-smi lists {count}")
+
+
+def assign_devices(config: RootConfig, present: PresentDevices) -> dict[str, tuple[int, ...]]:
+    """The device indices of each group (`trainer`, `engines.policy`) that asks for any.
+
+    Listed indices are given first, counts then take the lowest free ones. Raises ConfigError when there are too few
+    devices, a listed index does not exist, or two groups list the same one.
+    """
+    groups = {key: group for key, group in device_groups(config).items() if group.amount}
+    if problems := [*_too_many(config, groups, present), *_bad_indices(config, groups, present)]:
+        raise ConfigError(problems)
+    listed = {index for group in groups.values() if isinstance(group.gpus, tuple) for index in group.gpus}
+    free = (index for index in range(present.count) if index not in listed)
+    return {
+        dotted(key): group.gpus if isinstance(group.gpus, tuple) else tuple(next(free) for _ in range(group.gpus))
+        for key, group in groups.items()
+    }
+
+
+def _too_many(config: RootConfig, groups: dict[KeyPath, DeviceGroup], present: PresentDevices) -> list[Problem]:
+    asked = sum(group.amount for group in groups.values())
+    if asked <= present.count:
+        return []
+    shares = " + ".join(f"{group.amount} (`{dotted(key)}.gpus`)" for key, group in groups.items())
+    where = ", ".join(config.origins.where((*key, "gpus")) for key in groups)
+    remedy = f"lower `gpus` by {asked - present.count} in all, or start on a host with {asked} devices"
+    expected = f"at most the {present.count} devices present ({present.evidence})"
+    return [Problem(Severity.ERROR, where, f"{asked} devices asked for: {shares}", expected, remedy)]
+
+
+def _bad_indices(config: RootConfig, groups: dict[KeyPath, DeviceGroup], present: PresentDevices) -> list[Problem]:
+    problems: list[Problem] = []
+    holders: dict[int, KeyPath] = {}
+    for key, group in groups.items():
+        for index in group.gpus if isinstance(group.gpus, tuple) else ():
+            where = config.origins.where((*key, "gpus"))
+            if index >= present.count:
+                expected = f"an index below {present.count} ({present.evidence})"
+                problems.append(Problem(Severity.ERROR, where, f"device {index}", expected, "list devices that exist"))
+            elif (holder := holders.setdefault(index, key)) != key:
+                found = f"device {index} in `{dotted(holder)}.gpus` and in `{dotted(key)}.gpus`"
+                problems.append(Problem(Severity.ERROR, where, found, "one holder of a device", "remove it from one"))
+    return problems

@@ -1,0 +1,51 @@
+"""`engines.<group>:` SGLang servers, started here or attached by URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue
+
+from physarum.configs.types import Count, Devices, Environment, HttpUrls, Seconds, Section, refuse
+
+
+def _normalise_arguments(value: Any) -> Any:
+    """Spells SGLang arguments with dashes, as its command line does; null removes what a lower layer set."""
+    if not isinstance(value, dict):
+        raise refuse("a mapping of SGLang server arguments", "write `sglang: {mem-fraction-static: 0.3}`")
+    spelled: dict[str, JsonValue] = {}
+    for key, item in value.items():
+        name = key.replace("_", "-").removeprefix("--")
+        if name in spelled:
+            raise refuse("each argument once", f"keep the spelling `{name}` only", found=f"`{name}` spelled twice")
+        spelled[name] = item
+    return {name: item for name, item in spelled.items() if item is not None}
+
+
+SglangArguments = Annotated[dict[str, JsonValue], BeforeValidator(_normalise_arguments)]
+
+
+class EngineConfig(Section):
+    """A group of equal engines. With `url` the servers are external: attached, never started or stopped."""
+
+    count: Count = 1
+    """Servers to start; with `url` the number of URLs counts instead."""
+    model: Path | None = None
+    """A Hugging Face folder; null serves the policy and follows its versions."""
+    python: Path | None = None
+    """Interpreter of the engine's environment; null takes .venv-engine beside the project, else this interpreter."""
+    url: HttpUrls | None = None
+    sglang: SglangArguments = Field(default_factory=dict)
+    start_timeout_s: Seconds = 600.0
+    """From start to health; a cold server takes minutes."""
+    pause: Literal["retract", "in_place"] = "retract"
+    """Weight updates: `retract` recomputes held tokens once, `in_place` goes on over the old KV."""
+    update_timeout_s: Seconds = 60.0
+    gpus: Devices = 0
+    env: Environment = Field(default_factory=dict)
+
+    @property
+    def instances(self) -> int:
+        """How many servers the group has."""
+        return self.count if self.url is None else len(self.url)

@@ -1,0 +1,54 @@
+"""The whole configuration of a run."""
+
+from __future__ import annotations
+
+from pydantic import Field, PrivateAttr
+
+from physarum.configs.age import AgeConfig
+from physarum.configs.bus import BusConfig
+from physarum.configs.checkpoint import CheckpointConfig
+from physarum.configs.engine import EngineConfig
+from physarum.configs.evaluation import EvaluationConfig
+from physarum.configs.model import ModelConfig
+from physarum.configs.origin import Origins
+from physarum.configs.reward import RewardConfig
+from physarum.configs.rollout import RolloutConfig
+from physarum.configs.run import RunConfig
+from physarum.configs.source import SourceConfig
+from physarum.configs.stop import StopConfig
+from physarum.configs.supervisor import SupervisorConfig
+from physarum.configs.trainer import TrainerConfig
+from physarum.configs.types import Arguments, Name, Section
+
+
+class RootConfig(Section):
+    """One run, every default filled in and every path absolute. Made by `loader.resolve`."""
+
+    run: RunConfig
+    bus: BusConfig = BusConfig()
+    model: ModelConfig
+    source: SourceConfig
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    engines: dict[Name, EngineConfig] = Field(default_factory=dict)
+    trainer: TrainerConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig | None = None
+    age: AgeConfig = AgeConfig()
+    stop: StopConfig
+    supervisor: SupervisorConfig = SupervisorConfig()
+    extra: Arguments = Field(default_factory=dict)
+    """The user's own keys for hooks; `extra.typed_extra` reads them with the hook's schema."""
+
+    _origins: Origins = PrivateAttr(default_factory=Origins)
+
+    @property
+    def origins(self) -> Origins:
+        """Where each value was written, for messages."""
+        return self._origins
+
+    def with_origins(self, origins: Origins) -> RootConfig:
+        """The same configuration that remembers where its values were written."""
+        copy = self.model_copy()
+        copy._origins = origins
+        return copy

@@ -1,0 +1,22 @@
+"""`run:` names a run and says where its folder lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from physarum.configs.types import Name, Natural, Seconds, Section
+
+
+class RunConfig(Section):
+    """Identity of a run. Its files lie in `root/name`; `root` is relative to the working directory."""
+
+    name: Name
+    root: Path = Path("runs")
+    seed: Natural = 0
+    orphan_timeout_s: Seconds = 1800.0
+    """Actors that no supervisor has claimed for this long drain and stop."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return self.root / self.name

@@ -1,0 +1,158 @@
+"""Checks over several sections at once, which need nothing but the configuration itself.
+
+Invariant: each problem names both options that do not fit, and how to make them fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from physarum.configs.devices import device_groups
+from physarum.configs.errors import Problem, Severity
+from physarum.configs.origin import KeyPath, dotted
+from physarum.configs.root import RootConfig
+
+_Finding = tuple[KeyPath, str, str, str]
+"""Key path to point at, found, expected, remedy."""
+
+
+def semantic_problems(config: RootConfig) -> list[Problem]:
+    """Every contradiction between sections; empty when the configuration fits together."""
+    return [
+        Problem(Severity.ERROR, config.origins.where(key), found, expected, remedy)
+        for rule in _RULES
+        for key, found, expected, remedy in rule(config)
+    ]
+
+
+def _objective(config: RootConfig) -> Iterator[_Finding]:
+    if config.trainer.objective != "grpo":
+        return
+    needed: list[tuple[KeyPath, object]] = [
+        (("rollout", "generate"), config.rollout.generate),
+        (("reward", "hook"), config.reward.hook),
+        (("engines",), config.engines),
+    ]
+    for key, value in needed:
+        if not value:
+            remedy = f"add `{dotted(key)}`, or train with `trainer.objective: sft`"
+            yield key, f"no `{dotted(key)}`", "it with `trainer.objective: grpo`", remedy
+    if config.source.group_size == 1:
+        found = "`source.group_size: 1` with `trainer.objective: grpo`"
+        remedy = "raise `source.group_size`: a group of one has no advantage to learn from"
+        yield ("source", "group_size"), found, "a group of at least 2", remedy
+
+
+def _off_policy(config: RootConfig) -> Iterator[_Finding]:
+    """Tokens of an older version need a correction: TIS, or a ratio against the engine's own log-probabilities."""
+    algorithm = config.trainer.algorithm
+    if config.trainer.objective != "grpo":
+        return
+    key: KeyPath = ("trainer", "algorithm", "correction")
+    if config.age.bound > 0 and algorithm.correction == "none" and algorithm.old_logprobs == "recompute":
+        yield (
+            key,
+            f"`trainer.algorithm.correction: none` with `age.bound: {config.age.bound}`",
+            "a correction for tokens of older versions",
+            "set `trainer.algorithm.correction: tis`, or `age.bound: 0`",
+        )
+    if algorithm.correction == "tis" and algorithm.old_logprobs == "engine":
+        yield (
+            key,
+            "`trainer.algorithm.correction: tis` with `trainer.algorithm.old_logprobs: engine`",
+            "each token's importance weighed once",
+            "set `trainer.algorithm.old_logprobs: recompute`, or `trainer.algorithm.correction: none`",
+        )
+
+
+def _world(config: RootConfig) -> Iterator[_Finding]:
+    trainer, group_size = config.trainer, config.source.group_size
+    sizes = f"`tp * pp * cp` = {trainer.tp} * {trainer.pp} * {trainer.cp} = {trainer.model_parallel}"
+    if trainer.ranks % trainer.model_parallel:
+        found = f"`trainer.ranks: {trainer.ranks}` with {sizes}"
+        remedy = f"set `trainer.ranks` to a multiple of {trainer.model_parallel}, or lower tp, pp or cp"
+        yield ("trainer", "ranks"), found, "ranks divisible by tp * pp * cp", remedy
+        return
+    replicas, batch = trainer.ranks // trainer.model_parallel, trainer.groups_per_batch * group_size
+    if batch < replicas:
+        found = (
+            f"{batch} executions (`trainer.groups_per_batch` * `source.group_size`) for {replicas} data-parallel ranks"
+        )
+        remedy = f"raise `trainer.groups_per_batch` to {-(-replicas // group_size)}, or lower `trainer.ranks`"
+        yield ("trainer", "groups_per_batch"), found, "at least one execution for each data-parallel rank", remedy
+
+
+def _sequence_length(config: RootConfig) -> Iterator[_Finding]:
+    """The longest sequence known: the engines' context length where it is set, else one prompt token and one answer."""
+    if config.trainer.objective != "grpo":
+        return
+    contexts = [
+        (length, f"engines.{name}.sglang.context-length")
+        for name, group in config.engines.items()
+        if group.model is None and isinstance(length := group.sglang.get("context-length"), int)
+    ]
+    answer = (config.rollout.sampling.max_new_tokens + 1, "rollout.sampling.max_new_tokens")
+    longest, option = max(contexts, default=answer)
+    budget = config.trainer.tokens_per_microbatch
+    if budget < longest:
+        found = f"`trainer.tokens_per_microbatch: {budget}` with sequences of up to {longest} tokens (`{option}`)"
+        remedy = f"raise `trainer.tokens_per_microbatch` to {longest}, or lower `{option}`"
+        yield ("trainer", "tokens_per_microbatch"), found, "room for the longest sequence", remedy
+
+
+def _evaluation(config: RootConfig) -> Iterator[_Finding]:
+    if config.evaluation is None:
+        return
+    needed = {
+        "engines": config.engines,
+        "rollout.generate": config.rollout.generate,
+        "reward.hook": config.reward.hook,
+    }
+    for option, value in needed.items():
+        if not value and config.trainer.objective == "sft":
+            remedy = f"add `{option}`, or set `evaluation: null`"
+            yield ("evaluation",), f"`evaluation` without `{option}`", "what makes and scores its answers", remedy
+
+
+def _engine_ports(config: RootConfig) -> Iterator[_Finding]:
+    for name, group in config.engines.items():
+        key: KeyPath = ("engines", name, "sglang", "port")
+        if group.url is None and group.count > 1 and "port" in group.sglang:
+            found = f"`{dotted(key)}` with `engines.{name}.count: {group.count}`"
+            yield key, found, "a port of its own for each server", f"remove `{dotted(key)}`: ports are then chosen"
+
+
+def _devices(config: RootConfig) -> Iterator[_Finding]:
+    """The devices of a group are shared out equally, and only `gpus` says which process sees which."""
+    for key, group in device_groups(config).items():
+        name = dotted(key)
+        if group.instances and group.amount % group.instances:
+            found = f"{group.amount} devices (`{name}.gpus`) for {group.instances} instances"
+            yield (*key, "gpus"), found, "a multiple of the instances", f"set `gpus` to a multiple of {group.instances}"
+        if group.amount and "CUDA_VISIBLE_DEVICES" in group.env:
+            found = f"`{name}.env.CUDA_VISIBLE_DEVICES` with `{name}.gpus`"
+            yield (*key, "env", "CUDA_VISIBLE_DEVICES"), found, "one of the two", "remove the variable: `gpus` sets it"
+
+
+def _supervision(config: RootConfig) -> Iterator[_Finding]:
+    s = config.supervisor
+    if s.heartbeat_limit_s <= s.heartbeat_s:
+        found = f"`supervisor.heartbeat_limit_s: {s.heartbeat_limit_s}` with `supervisor.heartbeat_s: {s.heartbeat_s}`"
+        remedy = "raise `supervisor.heartbeat_limit_s`, or lower `supervisor.heartbeat_s`"
+        yield ("supervisor", "heartbeat_limit_s"), found, "a limit above the interval", remedy
+    if s.backoff_max_s < s.backoff_s:
+        found = f"`supervisor.backoff_max_s: {s.backoff_max_s}` with `supervisor.backoff_s: {s.backoff_s}`"
+        remedy = "raise `supervisor.backoff_max_s`, or lower `supervisor.backoff_s`"
+        yield ("supervisor", "backoff_max_s"), found, "a bound of at least the first wait", remedy
+
+
+_RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
+    _objective,
+    _off_policy,
+    _world,
+    _sequence_length,
+    _evaluation,
+    _engine_ports,
+    _devices,
+    _supervision,
+)

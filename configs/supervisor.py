@@ -1,0 +1,19 @@
+"""`supervisor:` how actors are watched, restarted and stopped."""
+
+from __future__ import annotations
+
+from physarum.configs.types import Natural, Seconds, Section
+
+
+class SupervisorConfig(Section):
+    """More than `max_restarts` of one actor within `window_s` is a named failure of the run."""
+
+    max_restarts: Natural = 5
+    window_s: Seconds = 300.0
+    backoff_s: Seconds = 0.5
+    """Wait before the first restart; it doubles up to `backoff_max_s`."""
+    backoff_max_s: Seconds = 30.0
+    heartbeat_s: Seconds = 2.0
+    heartbeat_limit_s: Seconds = 10.0
+    """An actor silent for this long is taken for dead."""
+    drain_timeout_s: Seconds = 30.0

@@ -1,0 +1,85 @@
+"""`trainer:` one Megatron world and the objective it optimises."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue
+
+from physarum.configs.types import Count, Devices, Environment, Natural, Port, Seconds, Section, refuse
+
+_Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _spell_fields(value: Any) -> Any:
+    """Spells Megatron fields with underscores, as its dataclasses do."""
+    if not isinstance(value, dict):
+        raise refuse("a mapping of Megatron fields", "write `megatron: {hidden_dropout: 0.0}`")
+    spelled: dict[str, JsonValue] = {}
+    for key, item in value.items():
+        name = key.replace("-", "_")
+        if name in spelled:
+            raise refuse("each field once", f"keep the spelling `{name}` only", found=f"`{name}` spelled twice")
+        spelled[name] = item
+    return spelled
+
+
+MegatronFields = Annotated[dict[str, JsonValue], BeforeValidator(_spell_fields)]
+
+
+class AlgorithmConfig(Section):
+    """GRPO (arXiv 2402.03300) with clip-higher (DAPO, arXiv 2503.14476) and truncated importance sampling."""
+
+    normalize_std: bool = True
+    """Divide group advantages by their standard deviation; false is Dr. GRPO (arXiv 2503.20783)."""
+    clip_low: _Fraction = 0.2
+    clip_high: Annotated[float, Field(ge=0)] = 0.28
+    """The policy ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    correction: Literal["tis", "none"] = "tis"
+    """`tis` weighs each token by min(p_train / p_engine, tis_cap)."""
+    tis_cap: Annotated[float, Field(gt=0)] = 2.0
+    old_logprobs: Literal["recompute", "engine"] = "recompute"
+    """Denominator of the policy ratio: the trainer's own log-probabilities, or the engine's."""
+    reduction: Literal["token", "execution"] = "token"
+    """Mean over all tokens, or over executions of their token means."""
+
+
+class TrainerConfig(Section):
+    """Sizes of the batch and of the world, optimizer, and how often versions and checkpoints are made."""
+
+    objective: Literal["grpo", "sft"]
+    ranks: Count = 1
+    """Processes of the Megatron world."""
+    tp: Count = 1
+    """Tensor-parallel size."""
+    pp: Count = 1
+    """Pipeline-parallel size."""
+    cp: Count = 1
+    """Context-parallel size."""
+    lr: Annotated[float, Field(gt=0)]
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[_Fraction, _Fraction] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    clip_grad: Annotated[float, Field(ge=0)] = 1.0
+    """Bound of the gradient's norm; 0 leaves it unbounded."""
+    warmup_steps: Natural = 0
+    groups_per_batch: Count = 16
+    """Prompts per optimizer step; a batch holds groups_per_batch * source.group_size executions."""
+    tokens_per_microbatch: Count = 8192
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    publish_every: Count = 1
+    """Steps between published weight versions."""
+    checkpoint_every: Count = 5
+    """Steps between durable checkpoints."""
+    step_timeout_s: Seconds = 600.0
+    megatron: MegatronFields = Field(default_factory=dict)
+    master_port: Port = 0
+    env: Environment = Field(default_factory=dict)
+    gpus: Devices = 0
+    threads: Count = 1
+    """CPU threads of torch in each rank."""
+
+    @property
+    def model_parallel(self) -> int:
+        """Ranks that together hold one copy of the model."""
+        return self.tp * self.pp * self.cp

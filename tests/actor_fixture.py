@@ -1,0 +1,73 @@
+"""Actors in tests: a context over the test's own run, and an actor that runs beside the test until it is drained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bus_fixture import DEADLINE_S
+
+from physarum.actors.context import Context, Identity, RunFolder
+from physarum.actors.runtime import Actor
+from physarum.bus.connection import Bus
+from physarum.bus.publisher import Publisher
+from physarum.bus.register import Register
+from physarum.configs.loader import resolve
+from physarum.configs.overrides import parse_command_line
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+BASE = """\
+run: {name: test}
+bus: {ack_wait_s: 2.0, max_deliver: 2, fetch_timeout_s: 1.0}
+model: {path: .}
+source: {hook: "physarum.agents.calculator.problems:Problems", group_size: 2}
+rollout: {generate: "physarum.agents.calculator.episode:generate"}
+reward: {hook: "physarum.agents.calculator.reward:exact_match"}
+engines: {policy: {}}
+trainer: {objective: grpo, lr: 1e-4, groups_per_batch: 2}
+age: {bound: 1}
+stop: {steps: 10}
+"""
+
+
+def make_context(
+    folder: Path, bus: Bus, publisher: Publisher, role: str, *overrides: str, instance: str | None = None
+) -> Context:
+    """A context with BASE and `overrides` (dotted, as on the command line)."""
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(BASE)
+    config = resolve(recipe, parse_command_line(list(overrides)))
+    identity = Identity(bus.run, role, instance or f"{role}-0")
+    return Context(identity, config, RunFolder(folder / "run"), bus.endpoint, bus, publisher)
+
+
+@contextlib.asynccontextmanager
+async def running(actor: Actor) -> AsyncIterator[asyncio.Task[None]]:
+    """The actor's work; drained at the end of the block, where its error, if any, is raised."""
+    work = asyncio.create_task(actor.run(), name=str(actor.context.identity))
+    try:
+        yield work
+        actor.context.draining.set()
+        actor.context.resumed.set()
+        async with asyncio.timeout(DEADLINE_S):
+            await work
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def register_until(register: Register[T], satisfied: Callable[[T], bool], *key: str) -> T:
+    """The value of a register key once it satisfies the condition."""
+    async with asyncio.timeout(DEADLINE_S), register.watch(*key) as changed:
+        while True:
+            changed.clear()
+            value = (await register.get(*key)).value
+            if value is not None and satisfied(value):
+                return value
+            await changed.wait()

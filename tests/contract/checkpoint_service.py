@@ -1,0 +1,82 @@
+"""A checkpoint service on loopback for the tests of this folder, with a place to break what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from physarum.bus.version import Version
+from physarum.weightsync.catalogue import Catalogue
+from physarum.weightsync.chunks import ChunkStore
+from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.publisher import Snapshot, upload
+from physarum.weightsync.server import checkpoint_app
+from physarum.weightsync.service_client import CheckpointClient
+
+TOKEN = "s3cret"
+
+
+@dataclass
+class Service:
+    """`requests` are "METHOD path" in order; `before` may answer instead of the service."""
+
+    url: str
+    store: ChunkStore
+    catalogue: Catalogue
+    announced: list[Manifest] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    before: Callable[[web.Request], web.StreamResponse | None] = lambda request: None
+
+    def sent(self, prefix: str) -> int:
+        return sum(line.startswith(prefix) for line in self.requests)
+
+
+@asynccontextmanager
+async def running_service(folder: Path, keep_last: int | None = None, grace_s: float = 300.0) -> AsyncIterator[Service]:
+    store = ChunkStore(folder / "chunks")
+    service = Service("", store, Catalogue(folder / "manifests", store))
+
+    async def announce(manifest: Manifest) -> None:
+        service.announced.append(manifest)
+
+    @web.middleware
+    async def interfere(request: web.Request, handler: Callable[..., object]) -> web.StreamResponse:
+        service.requests.append(f"{request.method} {request.path}")
+        instead = service.before(request)
+        return instead if instead is not None else await handler(request)  # type: ignore[misc, no-any-return]
+
+    app = checkpoint_app(store, service.catalogue, TOKEN, announce, keep_last, grace_s)
+    app.middlewares.insert(0, interfere)
+    async with TestServer(app) as server:
+        service.url = str(server.make_url("")).rstrip("/")
+        yield service
+
+
+def tensors(seed: int, changed: int = 3) -> dict[str, torch.Tensor]:
+    """Four tensors of 64 numbers, of which the first `changed` depend on `seed`."""
+    make = torch.Generator().manual_seed(seed)
+    fixed = torch.Generator().manual_seed(0)
+    names = ("a", "b", "c", "d")
+    return {name: torch.randn(8, 8, generator=make if k < changed else fixed) for k, name in enumerate(names)}
+
+
+async def publish(
+    service: Service, client: CheckpointClient, number: int, named: dict[str, torch.Tensor], epoch: int = 1
+) -> Manifest:
+    """Uploads `named` as policy@EPOCH.NUMBER through `client`'s session."""
+    return await upload(
+        Snapshot.take(named.items(), chunk_bytes=128),
+        Version("policy", epoch, number),
+        service.url,
+        TOKEN,
+        5.0,
+        session=client.session,
+        model_digest="m",
+        step=number,
+    )

@@ -1,0 +1,198 @@
+"""Rewards that raise, hang, exit or return nonsense cost their own execution its tries; everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from actor_fixture import make_context, running
+from bus_fixture import DEADLINE_S
+
+from physarum.actors.context import Context
+from physarum.actors.errors import UnrecoverableError
+from physarum.actors.reward.actor import RewardActor
+from physarum.actors.wire import publish_execution, read_execution
+from physarum.bus import log
+from physarum.bus.codec import decode
+from physarum.bus.connection import Bus
+from physarum.bus.log import LogEntry, LogReader
+from physarum.bus.names import StreamKey
+from physarum.bus.publisher import Publisher
+from physarum.bus.records import Execution, Sample, Task
+from physarum.bus.work import DeadLetter
+
+HOOKS = Path(__file__).parents[1] / "unit" / "reward_hooks.py"
+
+
+def execution(run: str, name: str, prompt: str, *, samples: int = 1, tokens: int = 3, evaluation: bool = False) -> Execution:
+    task = Task(
+        id=f"main/0/{name}/0", run=run, source="main", ordinal=0, group=f"main/0/{name}", group_size=1, member=0,
+        prompt=prompt, task_class="eval" if evaluation else "p1",
+    )  # fmt: skip
+    made = [
+        Sample(
+            token_ids=np.arange(1 + tokens, dtype=np.int32),
+            prompt_len=1,
+            loss_mask=np.zeros(tokens, np.bool_),
+            logprobs=np.full(tokens, np.nan, np.float32),
+            origin="demonstration",
+        )
+        for _ in range(samples)
+    ]
+    return Execution(id=f"{task.id}:x", task=task, samples=made, worker="test", started_at=0.0, finished_at=1.0)
+
+
+async def read(bus: Bus, key: StreamKey, count: int) -> list[LogEntry]:
+    found: list[LogEntry] = []
+    async with asyncio.timeout(DEADLINE_S):
+        async for batch in LogReader(bus, key).batches(0.5):
+            found += batch
+            if len(found) >= count:
+                break
+    return found
+
+
+async def scored(context: Context, count: int, key: StreamKey = "samples") -> dict[str, Execution]:
+    """Executions by prompt."""
+    entries = await read(context.bus, key, count)
+    found = [await read_execution(context, entry.headers, entry.data) for entry in entries]
+    return {one.task.prompt: one for one in found}
+
+
+async def nothing_left(bus: Bus) -> None:
+    """EPISODES is empty: everything was acknowledged."""
+    state = await log.state(bus, "episodes")
+    assert state.messages == 0
+
+
+def reward_context(folder: Path, bus: Bus, publisher: Publisher, *overrides: str, hook: str = "by_prompt") -> Context:
+    return make_context(folder, bus, publisher, "reward", f"reward.hook={HOOKS}:{hook}", *overrides)
+
+
+async def test_scores_go_to_samples_and_evaluations_to_evals(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    context = reward_context(tmp_path, bus, publisher, "reward.workers=2", "bus.inline_limit_bytes=65536")
+    for name in ("one", "true", "parts", "numpy", "print"):
+        await publish_execution(context, "episodes", execution(bus.run, name, name))
+    await publish_execution(context, "episodes", execution(bus.run, "list", "list", samples=2, tokens=20_000))
+    await publish_execution(context, "episodes", execution(bus.run, "eval", "one", evaluation=True))
+    async with running(RewardActor(context)):
+        found = await scored(context, 6)
+        assert list(await scored(context, 1, "evals")) == ["one"]
+    rewards = {prompt: [sample.reward for sample in one.samples] for prompt, one in found.items()}
+    assert rewards == {
+        "one": [1.0], "true": [1.0], "parts": [0.75], "numpy": [0.5], "print": [2.0], "list": [1.0, 2.0],
+    }  # fmt: skip
+    assert found["parts"].samples[0].reward_parts == {"format": 0.25, "answer": 0.5}
+    assert found["list"].samples[1].reward_parts == {"a": 2.0}
+    await nothing_left(bus)
+
+
+async def test_every_failure_is_retried_then_dead_with_its_reason_and_the_actor_goes_on(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    context = reward_context(tmp_path, bus, publisher, "reward.timeout_s=0.5", f"reward.args.folder={tmp_path}")
+    failures = {
+        "raise": r"the reward hook raised ValueError: no such answer (",
+        "sys-exit": "the reward hook raised SystemExit: leaving",
+        "exit": "the reward hook's process exited with status 3 during the call",
+        "hang": "the reward hook did not return within reward.timeout_s = 0.5 s",
+        "nan": "the reward hook returned a value that is nan",
+        "text": "the reward hook returned a value of type str",
+        "none": "the reward hook returned a value of type NoneType",
+        "object": "the reward hook returned <object object",
+        "empty": "the reward hook returned an empty mapping",
+        "short": "a list of 1 entries for an execution of 2 samples",
+        "huge": "the reward hook returned 12089",
+    }
+    for name in failures:
+        await publish_execution(context, "episodes", execution(bus.run, name, name, samples=2))
+    for number in range(20):
+        await publish_execution(context, "episodes", execution(bus.run, str(number), "one"))
+    actor = RewardActor(context)
+    async with running(actor):
+        letters = [decode(entry.data, DeadLetter) for entry in await read(bus, "dead", len(failures))]
+        assert len(await read(bus, "samples", 20)) == 20
+        child = int((tmp_path / "child").read_text())
+    reasons = {decode(letter.body, Execution).task.prompt: letter.reason for letter in letters}
+    assert set(reasons) == set(failures)
+    for name, words in failures.items():
+        assert words in reasons[name], reasons[name]
+    assert "reward_hooks.py:24)" in reasons["raise"]
+    assert {letter.deliveries for letter in letters} == {2}
+    assert actor.numbers == {"scored": 20, "failed": 2 * len(failures), "timeouts": 2}
+    assert not psutil.pid_exists(child), "what the hook started must die with it"
+    await nothing_left(bus)
+
+
+async def test_a_call_behind_a_hanging_one_is_not_charged_for_it(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    context = reward_context(
+        tmp_path, bus, publisher, "bus.max_deliver=1", "reward.timeout_s=0.5", f"reward.args.folder={tmp_path}"
+    )
+    for number in range(10):  # fast calls first, so that more are sent ahead
+        await publish_execution(context, "episodes", execution(bus.run, f"a{number}", "one"))
+    actor = RewardActor(context)
+    async with running(actor):
+        await read(bus, "samples", 10)
+        for number in range(40):
+            prompt = "hang" if number == 5 else "one"
+            await publish_execution(context, "episodes", execution(bus.run, f"b{number}", prompt))
+        assert len(await read(bus, "samples", 49)) == 49
+        (letter,) = [decode(entry.data, DeadLetter) for entry in await read(bus, "dead", 1)]
+    assert "did not return within" in letter.reason
+    assert actor.numbers["failed"] == 1
+
+
+async def test_async_hooks_keep_one_event_loop(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    context = reward_context(tmp_path, bus, publisher, hook="slowly")
+    for number in range(5):
+        await publish_execution(context, "episodes", execution(bus.run, str(number), str(number)))
+    async with running(RewardActor(context)):
+        found = await scored(context, 5)
+    assert {one.samples[0].reward for one in found.values()} == {0.25}
+
+
+async def test_without_a_hook_executions_pass_through_unscored(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    context = make_context(
+        tmp_path, bus, publisher, "reward", "reward.hook=null", "trainer.objective=sft", "engines=null"
+    )
+    for number in range(5):
+        await publish_execution(context, "episodes", execution(bus.run, str(number), str(number)))
+    before = {child.pid for child in psutil.Process().children()}
+    async with running(RewardActor(context)):
+        found = await scored(context, 5)
+        assert {child.pid for child in psutil.Process().children()} == before
+    assert {one.samples[0].reward for one in found.values()} == {None}
+
+
+async def test_an_unreadable_execution_is_buried_at_once(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    context = reward_context(tmp_path, bus, publisher)
+    await publisher.publish(f"ph.{bus.run}.episodes.train.x", b"\xc1 altered", message_id="episodes/x")
+    async with running(RewardActor(context)):
+        (letter,) = [decode(entry.data, DeadLetter) for entry in await read(bus, "dead", 1)]
+    assert letter.reason.startswith("unreadable execution: ")
+    assert letter.deliveries == 1
+
+
+async def test_a_hook_that_does_not_import_is_refused_at_start(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    context = reward_context(tmp_path, bus, publisher, hook="by_promt")
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(DEADLINE_S):
+            await RewardActor(context).run()
+    assert caught.group_contains(UnrecoverableError, match="did you mean `by_prompt`")
+
+
+async def test_hook_processes_end_with_the_actor(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    context = reward_context(tmp_path, bus, publisher, "reward.workers=2", hook="pid")
+    await publish_execution(context, "episodes", execution(bus.run, "a", "a"))
+    async with running(RewardActor(context)):
+        found = await scored(context, 1)
+        process = psutil.Process(int(found["a"].samples[0].reward or 0))
+        assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
+    assert not process.is_running()
+
+

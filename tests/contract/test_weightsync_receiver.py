@@ -1,0 +1,268 @@
+"""The receiver against an engine that fails at every possible moment: the old weights, the new ones, or quarantine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import torch
+from aiohttp import web
+from checkpoint_service import TOKEN, Service, publish, running_service, tensors
+from safetensors.torch import load_file
+
+from physarum.bus.version import Version
+from physarum.weightsync.errors import (
+    ChunkAlteredError,
+    ChunkMissingError,
+    EngineQuarantineError,
+    ManifestError,
+    ServiceUnreachableError,
+    StaleVersionError,
+    UpdateRefusedError,
+)
+from physarum.weightsync.layout import FILE_NAME, Form
+from physarum.weightsync.receiver import Receiver
+from physarum.weightsync.service_client import CheckpointClient
+from physarum.weightsync.target import PauseMode
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(30)]
+
+
+class BrokenEngineError(Exception):
+    """What the stub raises where it is told to fail."""
+
+
+class StubEngine:
+    """Loads the file it is given; `fails_at` names the call that raises, `lies` makes it keep its old label."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.weights: dict[str, torch.Tensor] = {}
+        self.label = "policy@1.0"
+        self.fails_at: set[str] = set()
+        self.lies = False
+        self.hold: asyncio.Event | None = None
+
+    async def check_pause_mode(self, mode: PauseMode) -> None:
+        if "check" in self.fails_at:
+            raise BrokenEngineError("check broke")
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._called("pause")
+
+    async def update_from_disk(self, folder: Path, label: str, mode: PauseMode) -> None:
+        self._called("update")
+        if self.hold is not None:
+            await self.hold.wait()
+        self.weights = load_file(folder / FILE_NAME)
+        if not self.lies:
+            self.label = label
+
+    async def live_label(self) -> str:
+        self._called("label")
+        return self.label
+
+    async def continue_generation(self) -> None:
+        self._called("continue")
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fails_at:
+            raise BrokenEngineError(f"{name} broke")
+
+
+class Rig:
+    """One service, one stub engine and its receiver."""
+
+    def __init__(self, service: Service, session: aiohttp.ClientSession, staging: Path) -> None:
+        self.service = service
+        self.client = CheckpointClient(service.url, TOKEN, session)
+        self.engine = StubEngine()
+        self.staging = staging
+        self.receiver = Receiver(
+            self.engine, staging, session, live=Version("policy", 1, 0), model_digest="m", chunk_timeout_s=2.0
+        )
+
+    async def publish_and_apply(self, number: int, named: dict[str, torch.Tensor], epoch: int = 1) -> int:
+        """Bytes that had to be fetched."""
+        manifest = await publish(self.service, self.client, number, named, epoch)
+        record = await self.receiver.apply(manifest, [self.service.url], TOKEN)
+        assert record.version == manifest.version and record.pause_s >= 0 and record.fetch_s > 0
+        assert record.bytes_fetched + record.bytes_reused == sum(manifest.sizes().values())
+        return record.bytes_fetched
+
+    def staged(self) -> list[str]:
+        return sorted(folder.name for folder in self.staging.iterdir())
+
+
+@pytest_asyncio.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with running_service(tmp_path / "service") as service, aiohttp.ClientSession() as session:
+        yield Rig(service, session, tmp_path / "staging")
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+async def test_order_of_an_update_and_what_the_engine_holds_after(rig: Rig) -> None:
+    await rig.publish_and_apply(1, tensors(1))
+    assert rig.engine.calls == ["pause", "update", "label", "continue"]
+    assert same(rig.engine.weights, tensors(1)) and rig.staged() == ["policy@1.1"]
+    assert rig.receiver.live == Version("policy", 1, 1)
+
+
+async def test_only_what_changed_is_fetched_and_old_folders_go(rig: Rig) -> None:
+    assert await rig.publish_and_apply(1, tensors(1, changed=1)) == 4 * 256
+    assert await rig.publish_and_apply(2, tensors(2, changed=1)) == 256
+    assert same(rig.engine.weights, tensors(2, changed=1)) and rig.staged() == ["policy@1.2"]
+
+
+async def test_closing_gives_back_what_was_staged(rig: Rig) -> None:
+    await rig.publish_and_apply(1, tensors(1))
+    await rig.receiver.close()
+    assert not rig.staging.exists()
+
+
+async def test_reused_bytes_that_were_altered_on_disk_are_fetched_again(rig: Rig) -> None:
+    await rig.publish_and_apply(1, tensors(1, changed=1))
+    file = rig.staging / "policy@1.1" / FILE_NAME
+    file.write_bytes(b"\0" * file.stat().st_size)
+    assert await rig.publish_and_apply(2, tensors(2, changed=1)) == 4 * 256
+    assert same(rig.engine.weights, tensors(2, changed=1))
+
+
+async def test_versions_that_are_not_newer_are_refused_before_anything(rig: Rig) -> None:
+    await rig.publish_and_apply(1, tensors(1), epoch=2)
+    calls = len(rig.engine.calls)
+    known = rig.service.catalogue.get("policy@2.1")
+    assert known is not None
+    for version in (Version("policy", 1, 9), Version("policy", 2, 0), Version("policy", 2, 1)):
+        older = type(known)(**{**{name: getattr(known, name) for name in known.__struct_fields__}, "version": version})
+        with pytest.raises(StaleVersionError, match=rf"{version} is not newer than policy@2\.1"):
+            await rig.receiver.apply(older, [rig.service.url], TOKEN)
+    assert len(rig.engine.calls) == calls
+
+
+async def test_altered_chunk_never_reaches_the_engine(rig: Rig) -> None:
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    sizes = manifest.sizes()
+    victim = list(sizes)[3]
+
+    def alter(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(body=b"\0" * sizes[victim]) if request.path.endswith(victim) else None
+
+    rig.service.before = alter
+    with pytest.raises(ChunkAlteredError, match=f"expected {victim}"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.engine.calls == [] and rig.staged() == [] and rig.receiver.checksum_failures == 1
+    rig.service.before = lambda request: None
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert same(rig.engine.weights, tensors(1))
+
+
+async def test_next_source_is_asked_when_one_lies_lacks_or_is_down(rig: Rig, tmp_path: Path) -> None:
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    async with running_service(tmp_path / "liar") as liar, running_service(tmp_path / "empty") as empty:
+        liar.before = lambda request: web.Response(body=b"\1" * 128)
+        record = await rig.receiver.apply(manifest, [liar.url, empty.url, "http://127.0.0.1:9", rig.service.url], TOKEN)
+    assert record.bytes_fetched == manifest.total_bytes and rig.receiver.checksum_failures == 8
+    assert same(rig.engine.weights, tensors(1))
+
+
+async def test_vanished_version_and_dead_service_are_told_apart(rig: Rig) -> None:
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    rig.service.store.delete(next(iter(manifest.sizes())))
+    with pytest.raises(ChunkMissingError, match="does not hold chunk"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    with pytest.raises(ServiceUnreachableError):
+        await rig.receiver.apply(manifest, ["http://127.0.0.1:9"], TOKEN)
+    with pytest.raises(ChunkMissingError, match="has no source"):
+        await rig.receiver.apply(manifest, [], TOKEN)
+    assert rig.engine.calls == [] and rig.staged() == []
+
+
+async def test_other_model_is_refused_before_anything(rig: Rig) -> None:
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    session, staging = rig.client.session, rig.staging
+    other = Receiver(rig.engine, staging, session, model_digest="another")
+    with pytest.raises(ManifestError, match="model with digest m, the engine serves another"):
+        await other.apply(manifest, [rig.service.url], TOKEN)
+    narrow = Receiver(rig.engine, staging, session, expected={"a": Form("float32", (8, 8))})
+    with pytest.raises(ManifestError, match="3 are unknown"):
+        await narrow.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.engine.calls == []
+
+
+async def test_engine_that_cannot_be_updated_safely_is_left_alone(rig: Rig) -> None:
+    rig.engine.fails_at = {"check"}
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    with pytest.raises(UpdateRefusedError, match=r"cannot be updated to policy@1\.1: check broke"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.engine.calls == [] and rig.receiver.quarantined is None
+
+
+async def test_engine_that_cannot_pause_goes_on_as_before(rig: Rig) -> None:
+    rig.engine.fails_at = {"pause"}
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    with pytest.raises(UpdateRefusedError, match="goes on as before: pause broke"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.engine.calls == ["pause", "continue"] and rig.receiver.quarantined is None
+    assert rig.receiver.live == Version("policy", 1, 0)
+    rig.engine.fails_at = set()
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+
+
+@pytest.mark.parametrize("moment", ["update", "label", "continue"])
+async def test_failure_after_the_pause_is_quarantine_until_a_restart(rig: Rig, moment: str) -> None:
+    rig.engine.fails_at = {moment}
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    with pytest.raises(EngineQuarantineError, match=f"weights are not known: {moment} broke"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert ("continue" in rig.engine.calls) == (moment == "continue")
+    rig.engine.fails_at = set()
+    with pytest.raises(EngineQuarantineError, match="start it anew first"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    rig.receiver.engine_restarted(Version("policy", 1, 0))
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert same(rig.engine.weights, tensors(1))
+
+
+async def test_engine_that_names_another_version_is_quarantined(rig: Rig) -> None:
+    rig.engine.lies = True
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    with pytest.raises(EngineQuarantineError, match=r"serves 'policy@1\.0', expected 'policy@1\.1'"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert "continue" not in rig.engine.calls
+
+
+async def test_neither_pause_nor_continue_is_quarantine(rig: Rig) -> None:
+    rig.engine.fails_at = {"pause", "continue"}
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    with pytest.raises(EngineQuarantineError, match="neither paused"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.receiver.quarantined is not None
+
+
+async def test_cancelling_during_the_swap_quarantines(rig: Rig) -> None:
+    rig.engine.hold = asyncio.Event()
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    task = asyncio.create_task(rig.receiver.apply(manifest, [rig.service.url], TOKEN))
+    while "update" not in rig.engine.calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rig.receiver.quarantined is not None
+
+
+async def test_two_updates_at_once_are_applied_one_after_the_other(rig: Rig) -> None:
+    first = await publish(rig.service, rig.client, 1, tensors(1))
+    second = await publish(rig.service, rig.client, 2, tensors(2))
+    await asyncio.gather(*(rig.receiver.apply(manifest, [rig.service.url], TOKEN) for manifest in (first, second)))
+    assert rig.engine.calls == ["pause", "update", "label", "continue"] * 2
+    assert same(rig.engine.weights, tensors(2))

@@ -1,0 +1,68 @@
+"""Reward hooks for tests, each with one habit. They run in hook processes, which import this file by its path."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from physarum.bus.records import Execution
+
+
+def by_prompt(execution: Execution, *, folder: str = "") -> Any:
+    """Does what the task's prompt says."""
+    prompt = execution.task.prompt
+    if prompt == "raise":
+        raise ValueError("no such answer")
+    if prompt == "exit":
+        os._exit(3)
+    if prompt == "sys-exit":
+        sys.exit("leaving")
+    if prompt == "hang":
+        child = subprocess.Popen(["sleep", "600"])
+        Path(folder, "child").write_text(str(child.pid))
+        time.sleep(600)
+    if prompt == "print":
+        print("noise on standard output", flush=True)  # noqa: T201 - that is this hook's habit
+        os.write(1, b"more noise\n")
+        return sys.stdin.read() == "" and 2.0
+    return VALUES[prompt]
+
+
+VALUES: dict[str, Any] = {
+    "one": 1.0,
+    "true": True,
+    "parts": {"format": 0.25, "answer": 0.5},
+    "numpy": np.float32(0.5),
+    "list": [1.0, {"a": 2.0}],
+    "nan": float("nan"),
+    "text": "good",
+    "none": None,
+    "object": object(),
+    "empty": {},
+    "short": [1.0],
+    "huge": 1 << 80,
+}
+
+
+async def slowly(execution: Execution) -> float:
+    """Async: the loop stays the same from call to call."""
+    global _loop
+    loop = asyncio.get_running_loop()
+    assert _loop is None or _loop is loop
+    _loop = loop
+    await asyncio.sleep(0)
+    return 0.25
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def pid(execution: Execution) -> float:
+    return float(os.getpid())

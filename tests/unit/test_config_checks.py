@@ -1,0 +1,200 @@
+"""`check` finds before the start what would fail after it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from physarum.configs.checks import check, host
+from physarum.configs.data_files import expand_data, inspect_file
+from physarum.configs.errors import Problem, Severity, errors_in
+from physarum.configs.loader import resolve
+from physarum.configs.overrides import parse_command_line
+
+HOOKS = """\
+class Rows:
+    def __init__(self, seed, size=3): self.size = size
+    def row(self, epoch, index): return {"prompt": "1+1="}
+    def __len__(self): return self.size
+async def generate(task, client, *, turns=2): return []
+def score(execution): return 1.0
+def plain(task, client): return []
+"""
+RECIPE = """\
+run: {name: quick, root: ROOT}
+model: {path: ./start}
+source: {hook: "./hooks.py:Rows", args: {size: 4}}
+rollout: {generate: "./hooks.py:generate", args: {turns: 3}}
+reward: {hook: "./hooks.py:score"}
+engines: {policy: {}}
+trainer: {objective: grpo, lr: 1e-4}
+stop: {steps: 10}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    start = tmp_path / "start"
+    start.mkdir()
+    for name, text in {"config.json": "{}", "model.safetensors": "", "tokenizer.json": "{}"}.items():
+        (start / name).write_text(text)
+    (tmp_path / "hooks.py").write_text(HOOKS)
+    path = tmp_path / "c.yaml"
+    path.write_text(RECIPE.replace("ROOT", str(tmp_path / "runs")))
+    return path
+
+
+def problems(recipe: Path, *words: str) -> list[Problem]:
+    found = check(resolve(recipe, parse_command_line(words)))
+    return [problem for problem in found if "MiB free" not in problem.found]  # the host's disk is not under test
+
+
+def only(recipe: Path, *words: str) -> str:
+    found = problems(recipe, *words)
+    assert len(found) == 1, [str(problem) for problem in found]
+    assert found[0].severity is Severity.ERROR
+    return str(found[0])
+
+
+def test_a_sound_run_has_no_problem(recipe: Path) -> None:
+    assert problems(recipe) == []
+    assert not (recipe.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        (
+            "source.args={sise: 4}",
+            ["hooks.py:Rows", "unexpected keyword argument 'sise'", "(seed, size=..., sise=...)"],
+        ),
+        ("source.hook=hooks_absent:f", ["command line: source.hook", "no module `hooks_absent`"]),
+        ("rollout.args={turn: 4}", ["unexpected keyword argument 'turn'"]),
+        ("rollout.generate=json:dumps", ["too many positional arguments"]),
+        ("reward.hook=json:nothing", ["no `nothing` in json"]),
+    ],
+)
+def test_a_hook_that_cannot_serve_is_refused(recipe: Path, word: str, parts: list[str]) -> None:
+    message = only(recipe, word)
+    assert all(part in message for part in parts), message
+
+
+def test_a_generate_that_is_not_async_is_refused_before_the_start(recipe: Path) -> None:
+    text = recipe.read_text().replace('hooks.py:generate", args: {turns: 3}', 'hooks.py:plain"')
+    recipe.write_text(text)
+    assert "c.yaml:4: rollout.generate: found hook" in only(recipe)
+    assert "which is not async" in only(recipe)
+
+
+def test_a_model_folder_names_what_it_lacks(recipe: Path) -> None:
+    start = recipe.parent / "start"
+    (start / "model.safetensors").unlink()
+    (start / "tokenizer.json").unlink()
+    (start / "config.json").write_text("{")
+    text = "\n".join(str(problem) for problem in problems(recipe))
+    assert "a broken config.json" in text
+    assert "no model.safetensors or pytorch_model.bin or" in text
+    assert "no tokenizer" in text
+    assert "no folder" in only(recipe, "model.path=/nowhere/at/all")
+
+
+def test_a_missing_shard_is_named(recipe: Path) -> None:
+    start = recipe.parent / "start"
+    (start / "model.safetensors").rename(start / "a.safetensors")
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (start / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "found no b.safetensors in" in only(recipe)
+
+
+def test_the_configuration_that_makes_the_model_is_checked(recipe: Path) -> None:
+    maker = recipe.parent / "sft.yaml"
+    maker.write_text("extends: c.yaml\nmodel: {path: ./none}\ntrainer: {objective: sft}\n")
+    assert "sft.yaml:2: model.path: found no folder" in only(recipe, f"model.made_by={maker}")
+    maker.write_text("extends: c.yaml\nmodel: {made_by: ./sft.yaml}\n")
+    assert "sft.yaml -> " in only(recipe, f"model.made_by={maker}")
+    maker.write_text("extends: c.yaml\nreward: {hook: 'json:nothing'}\n")
+    assert "sft.yaml:2: reward.hook: found hook json:nothing: no `nothing`" in only(recipe, f"model.made_by={maker}")
+    maker.write_text("extends: c.yaml\ntrainer: {objective: sftt}\n")
+    assert "sft.yaml:2: trainer.objective: found 'sftt'" in only(recipe, f"model.made_by={maker}")
+
+
+def test_broken_lines_warn_and_only_broken_lines_refuse(recipe: Path) -> None:
+    data = recipe.parent / "d.jsonl"
+    data.write_text('{"prompt": "a"}\n{"prompt": \n\n[1]\n{"question": "b"}\n')
+    words = [f"source.data={data}"]
+    found = problems(recipe, *words)
+    assert [problem.severity for problem in found] == [Severity.WARNING]
+    assert "3 broken lines in" in found[0].found
+    for part in ("line 2: not JSON", "line 4: not a JSON object", "line 5: no column `prompt`"):
+        assert part in found[0].found
+    data.write_text("nonsense\n")
+    assert [problem.severity for problem in problems(recipe, *words)] == [Severity.ERROR, Severity.WARNING]
+    assert "found no file" in only(recipe, f"source.data={data}x*")
+
+
+def test_a_large_file_is_tried_in_part_only(tmp_path: Path) -> None:
+    data = tmp_path / "d.jsonl"
+    data.write_text('{"prompt": "a"}\n' * 5)
+    report = inspect_file(data, "prompt", max_lines=4)
+    assert (report.good, report.broken, report.complete) == (4, 0, False)
+    assert inspect_file(data, "prompt", max_lines=5).complete
+
+
+def test_patterns_name_each_file_once(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "c.txt"):
+        (tmp_path / name).write_text("")
+    files = expand_data([tmp_path / "b.jsonl", tmp_path / "*.jsonl"])
+    assert [file.name for file in files] == ["b.jsonl", "a.jsonl"]
+
+
+def test_ports_in_use_or_wanted_twice_are_refused(recipe: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        assert f"bus.port: found port {port}, which is in use" in only(recipe, f"bus.port={port}")
+        assert problems(recipe, f"bus.port={port}", "bus.url=nats://host:4222") == []
+    message = only(recipe, f"checkpoint.port={port}", "--sglang-port", str(port))
+    assert f"port {port} at `checkpoint.port` and at `engines.policy.sglang.port`" in message
+
+
+def test_devices_that_are_not_there_are_refused(recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    message = only(recipe, "trainer.gpus=2")
+    assert "2 devices asked for" in message
+    assert "the 0 devices present (nvidia-smi is not installed)" in message
+
+
+def test_unset_secrets_and_missing_files_are_named(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BUS_SECRET", raising=False)
+    assert "bus.token_env: found BUS_SECRET, which is not set" in only(recipe, "bus.token_env=BUS_SECRET")
+    monkeypatch.setenv("BUS_SECRET", "x")
+    assert problems(recipe, "bus.token_env=BUS_SECRET") == []
+    assert "no file" in only(recipe, "bus.tls_ca=/nowhere/ca.pem")
+    assert "no executable" in only(recipe, "engines.policy.python=/nowhere/python")
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(recipe: Path) -> None:
+    blocker = recipe.parent / "file"
+    blocker.write_text("")
+    assert "which cannot be written" in only(recipe, f"run.root={blocker}/runs")
+
+
+@pytest.mark.parametrize(("free_mib", "severities"), [(2048, []), (512, [Severity.WARNING]), (63, [Severity.ERROR])])
+def test_a_full_disk_warns_and_then_refuses(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, severities: list[Severity]
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda path: usage(1 << 40, 0, free_mib << 20))
+    found = check(resolve(recipe))
+    assert [problem.severity for problem in found] == severities
+    assert all(f"{free_mib} MiB free" in problem.found for problem in found)
+
+
+def test_all_problems_come_at_once(recipe: Path) -> None:
+    found = problems(recipe, "model.path=/none", "reward.hook=json:nothing", "bus.token_env=NOT_SET_AT_ALL")
+    assert len(errors_in(found)) == 3

@@ -1,0 +1,201 @@
+"""The planner: every execution that enters leaves in exactly one plan; masks follow age; groups close by death too."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from physarum.actors.trainer.planner import Arrived, Plan, Planner, PlanRules
+from physarum.bus.ledger import Mask
+from physarum.bus.records import ExecutionHeader, SampleHeader
+from physarum.bus.version import Fork, Span
+
+SIZE = 2
+
+
+def rules(groups: int = 1, bound: int | None = 2, objective: str = "grpo") -> PlanRules:
+    return PlanRules(
+        groups_per_batch=groups, bound=bound, normalize_std=False, objective=objective, max_sequence_tokens=100
+    )
+
+
+def header(
+    ordinal: int, reward: float = 0.0, spans: list[Span] | None = None, tokens: int = 10, samples: int = 1
+) -> ExecutionHeader:
+    spans = [Span("policy@1.0", 0, 4)] if spans is None else spans
+    sample = SampleHeader(
+        tokens=tokens,
+        response=4,
+        trainable=4,
+        reward=reward,
+        status="completed",
+        spans=spans,
+        span_trainable=[span.end - span.start for span in spans],
+    )
+    group, member = divmod(ordinal, SIZE)
+    return ExecutionHeader(
+        execution=f"x{ordinal}",
+        task=f"s/0/{group}/{member}",
+        source="s",
+        ordinal=ordinal,
+        group=f"s/0/{group}",
+        group_size=SIZE,
+        member=member,
+        attempt=0,
+        tenant="",
+        digest="",
+        samples=[sample] * samples,
+    )
+
+
+def take(planner: Planner, at_number: int = 0, forks: tuple[Fork, ...] = ()) -> Plan:
+    assert planner.ready
+    return planner.take(1, at_number, forks)
+
+
+def test_a_group_is_ready_when_its_last_member_arrives() -> None:
+    planner = Planner(rules())
+    planner.admit(Arrived(1, header(0, reward=1.0)))
+    assert not planner.ready
+    planner.admit(Arrived(2, header(1, reward=0.0)))
+    plan = take(planner)
+    assert [item.sequence for item in plan.record.executions] == [1, 2]
+    assert [item.advantage for item in plan.record.executions] == [0.5, -0.5]
+    assert plan.reward_mean == 0.5
+
+
+def test_groups_are_taken_in_the_order_in_which_they_became_complete() -> None:
+    planner = Planner(rules())
+    for sequence, ordinal in enumerate((0, 2, 3, 1), start=1):
+        planner.admit(Arrived(sequence, header(ordinal)))
+    assert [item.ordinal for item in take(planner).record.executions] == [2, 3]
+    assert [item.ordinal for item in take(planner).record.executions] == [0, 1]
+
+
+def test_the_second_execution_of_a_task_is_dropped_as_duplicate_and_named() -> None:
+    planner = Planner(rules())
+    for sequence, ordinal in enumerate((0, 0, 1), start=1):
+        planner.admit(Arrived(sequence, header(ordinal)))
+    planner.admit(Arrived(4, header(1)))
+    record = take(planner).record
+    assert [item.sequence for item in record.executions] == [1, 3]
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "duplicate"), (4, "duplicate")]
+
+
+def test_an_execution_of_a_task_trained_earlier_is_a_duplicate() -> None:
+    planner = Planner(rules())
+    for sequence, ordinal in enumerate((0, 1), start=1):
+        planner.admit(Arrived(sequence, header(ordinal)))
+    take(planner)
+    for sequence, ordinal in enumerate((1, 2, 3), start=3):
+        planner.admit(Arrived(sequence, header(ordinal)))
+    record = take(planner).record
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(3, "duplicate")]
+    assert [item.ordinal for item in record.executions] == [2, 3]
+
+
+def test_a_dead_member_does_not_hold_its_group_for_ever() -> None:
+    planner = Planner(rules())
+    planner.admit(Arrived(1, header(0, reward=1.0)))
+    planner.bury("s/0/0", SIZE, 1)
+    plan = take(planner)
+    assert [(item.ordinal, item.advantage) for item in plan.record.executions] == [(0, 0.0)]
+
+
+def test_a_group_whose_members_are_all_dead_makes_no_plan() -> None:
+    planner = Planner(rules())
+    for member in range(SIZE):
+        planner.bury("s/0/0", SIZE, member)
+    assert not planner.ready
+    assert planner.waiting_executions == 0
+
+
+def test_an_execution_that_exceeds_the_token_budget_is_dropped_and_its_group_goes_on() -> None:
+    planner = Planner(rules())
+    planner.admit(Arrived(1, header(0, tokens=101)))
+    planner.admit(Arrived(2, header(1)))
+    record = take(planner).record
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(1, "too_long")]
+    assert [item.ordinal for item in record.executions] == [1]
+
+
+@pytest.mark.parametrize(
+    ("bound", "at_number", "masked"),
+    [(0, 5, 4), (0, 4, 0), (1, 5, 0), (1, 6, 4), (2, 6, 0), (2, 7, 4)],
+)
+def test_k_admits_exactly_tokens_of_age_k(bound: int, at_number: int, masked: int) -> None:
+    """K = 0 trains only the current version, K = 1 exactly one older, and so on."""
+    planner = Planner(rules(bound=bound))
+    for ordinal in range(SIZE):
+        planner.admit(Arrived(ordinal + 1, header(ordinal, spans=[Span("policy@1.4", 0, 4)])))
+    plan = take(planner, at_number)
+    assert [item.masked_tokens for item in plan.record.executions] == [masked] * SIZE
+    assert plan.ages == ({at_number - 4: 8} if not masked else {})
+    assert (plan.trained, plan.masked) == ((2, 0) if not masked else (0, 2))
+
+
+def test_only_the_tokens_over_the_bound_are_masked() -> None:
+    planner = Planner(rules(bound=1))
+    spans = [Span("policy@1.3", 0, 3), Span("policy@1.5", 3, 4)]
+    for ordinal in range(SIZE):
+        planner.admit(Arrived(ordinal + 1, header(ordinal, spans=spans)))
+    plan = take(planner, at_number=5)
+    assert plan.record.executions[0].masks == [Mask(0, 0, 3)]
+    assert (plan.record.executions[0].trained_tokens, plan.record.executions[0].masked_tokens) == (1, 3)
+    assert plan.ages == {0: 2}
+    assert plan.multi_version_samples == 2
+
+
+def test_a_version_of_an_abandoned_epoch_is_as_old_as_the_fork_says() -> None:
+    """Weights policy@1.7 were lost by a crash that resumed at 5: at number 6 their tokens have age 1, not -1."""
+    planner = Planner(rules(bound=1))
+    for ordinal in range(SIZE):
+        planner.admit(Arrived(ordinal + 1, header(ordinal, spans=[Span("policy@1.7", 0, 4)])))
+    assert take(planner, at_number=6, forks=(Fork(2, 5),)).ages == {1: 8}
+
+
+def test_fan_out_counts_an_execution_once() -> None:
+    """Rewards 1, 1, 1 of one execution and 0 of the other are centred on 0.5, not on 0.75."""
+    planner = Planner(rules())
+    planner.admit(Arrived(1, header(0, reward=1.0, samples=3)))
+    planner.admit(Arrived(2, header(1, reward=0.0)))
+    assert [item.advantage for item in take(planner).record.executions] == [0.5, -0.5]
+
+
+def test_a_recorded_plan_counts_the_same_as_the_plan_itself() -> None:
+    planner = Planner(rules(bound=1))
+    spans = [Span("policy@1.3", 0, 3), Span("policy@1.5", 3, 4)]
+    headers = [header(ordinal, reward=float(ordinal), spans=spans) for ordinal in range(SIZE)]
+    for ordinal, one in enumerate(headers):
+        planner.admit(Arrived(ordinal + 1, one))
+    plan = take(planner, at_number=5)
+    assert Plan.recorded(plan.record, headers, ()) == plan
+
+
+@given(
+    order=st.permutations(range(12)),
+    repeats=st.lists(st.integers(0, 11), max_size=6),
+    dead=st.sets(st.integers(0, 11), max_size=4),
+    data=st.data(),
+)
+def test_every_execution_leaves_in_exactly_one_plan(
+    order: list[int], repeats: list[int], dead: set[int], data: st.DataObject
+) -> None:
+    """Any order, any redelivery, any deaths: nothing is lost, nothing is trained twice."""
+    events = [("arrive", n) for n in order if n not in dead] + [("arrive", n) for n in repeats if n not in dead]
+    events = data.draw(st.permutations(events + [("die", n) for n in dead]))
+    planner = Planner(rules(groups=1))
+    trained: list[int] = []
+    left: list[int] = []
+    for sequence, (kind, ordinal) in enumerate(events, start=1):
+        if kind == "die":
+            planner.bury(f"s/0/{ordinal // SIZE}", SIZE, ordinal % SIZE)
+        else:
+            planner.admit(Arrived(sequence, header(ordinal)))
+        while planner.ready:
+            record = take(planner).record
+            trained += [item.ordinal for item in record.executions]
+            left += [item.sequence for item in (*record.executions, *record.dropped)]
+    assert sorted(trained) == [n for n in range(12) if n not in dead]
+    assert len(left) == len(set(left))
