@@ -149,7 +149,12 @@ async def account(bus: Bus) -> Account:
     issued = await _issued(bus)
     present = [*await _tasks(bus), *await _executions(bus, "episodes"), *await _executions(bus, "samples")]
     dead = await _dead(bus)
-    return close_account(issued, await ledger.read(bus), dead, present)
+    return close_account(issued, await read_ledger(bus), dead, present)
+
+
+async def read_ledger(bus: Bus) -> list[Numbered]:
+    """Every record that the ledger holds now."""
+    return [ledger.decode_entry(entry) for entry in await _entries(bus, "ledger", headers_only=False)]
 
 
 def _survives(record: StepRecord | DurableRecord, rollback: RollbackRecord) -> bool:
@@ -198,17 +203,17 @@ async def _tasks(bus: Bus) -> list[Logical]:
 
 async def _executions(bus: Bus, key: StreamKey) -> list[Logical]:
     training = names.subject(bus.run, key, "train") + "."
-    entries = await log.scan(bus, key) if key == "episodes" else await _headers(bus, key)
+    entries = await log.scan(bus, key) if key == "episodes" else await _entries(bus, key, headers_only=True)
     return [_of_header(entry.headers) for entry in entries if entry.subject.startswith(training)]
 
 
-async def _headers(bus: Bus, key: StreamKey) -> list[LogEntry]:
-    """Every message of a log without its body."""
+async def _entries(bus: Bus, key: StreamKey, *, headers_only: bool) -> list[LogEntry]:
+    """Every message that a log holds now (a work queue has gaps: `log.scan` reads that)."""
     state = await log.state(bus, key)
     found: list[LogEntry] = []
     if state.messages == 0:
         return found
-    reader = LogReader(bus, key, state.first, headers_only=True)
+    reader = LogReader(bus, key, state.first, headers_only=headers_only)
     async with contextlib.aclosing(reader.batches()) as batches:
         async for batch in batches:
             found += batch

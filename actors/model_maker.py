@@ -41,7 +41,7 @@ class StartModel(msgspec.Struct, frozen=True):
     """`start_model.json`: where the model came from. `seconds` is null where nothing was made."""
 
     origin: Literal["path", "hub", "factory", "made_by"]
-    folder: Path
+    folder: str
     seconds: float | None = None
     cached: bool = False
 
@@ -66,7 +66,7 @@ async def link_start_model(
     if (folder.start_model / "config.json").is_file() and record.is_file():
         return msgspec.json.decode(record.read_bytes(), type=StartModel)
     made = await _make(config, stop, train, reporter)
-    if not (made.folder / "config.json").is_file():
+    if not (Path(made.folder) / "config.json").is_file():
         raise StartModelError(
             f"the start model ({made.origin}) has no config.json in {made.folder}; expected a Hugging Face folder."
             f" Remedy: correct model.{made.origin}, or what it names"
@@ -90,15 +90,15 @@ def read_start_model(folder: RunFolder) -> StartModel | None:
 async def _make(config: RootConfig, stop: StopRequest, train: TrainRun, reporter: Reporter) -> StartModel:
     model = config.model
     if model.path is not None:
-        return StartModel("path", model.path)
+        return StartModel("path", str(model.path))
     if model.hub is not None:
-        return StartModel("hub", await stop.guard(_fetch(model.hub, reporter)))
+        return StartModel("hub", str(await stop.guard(_fetch(model.hub, reporter))))
     if model.factory is not None:
         entry = await stop.guard(_from_factory(model.factory, reporter))
-        return StartModel("factory", entry.folder, entry.seconds, entry.cached)
+        return StartModel("factory", str(entry.folder), entry.seconds, entry.cached)
     assert model.made_by is not None  # the schema requires exactly one origin
     entry = await _from_run(resolve(model.made_by), config.run, train, reporter)
-    return StartModel("made_by", entry.folder, entry.seconds, entry.cached)
+    return StartModel("made_by", str(entry.folder), entry.seconds, entry.cached)
 
 
 async def _fetch(hub: HubConfig, reporter: Reporter) -> Path:

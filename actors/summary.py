@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from physarum.actors import states
-from physarum.actors.account import Account, account, survivors
+from physarum.actors.account import Account, account, read_ledger, survivors
 from physarum.actors.context import RunFolder
 from physarum.actors.model_maker import StartModel, read_start_model
-from physarum.bus import ledger, log, names
+from physarum.bus import log, names
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
 from physarum.bus.ledger import Numbered, RollbackRecord, StepRecord
@@ -76,7 +76,7 @@ class Facts(msgspec.Struct, kw_only=True):
 
 async def summarise(bus: Bus, config: RootConfig, folder: RunFolder, tally: Tally) -> dict[str, Any]:
     """Reads the run's ledger and registers (the bus must be up, the actors at rest) and builds the summary."""
-    records = await ledger.read(bus)
+    records = await read_ledger(bus)
     eval_start = await _register(bus, states.EVAL_START, states.EvalScore)
     facts = Facts(
         steps=survivors(records).steps,

@@ -34,7 +34,9 @@ def _pack_array(array: npt.NDArray[Any]) -> tuple[int, bytes]:
     little = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
     code = _DTYPE_CODE.get(little.dtype.str)
     if code is None:
-        raise CodecError(f"array of dtype {array.dtype} cannot travel; expected one of {', '.join(_DTYPES)} or a bool vector")
+        raise CodecError(
+            f"array of dtype {array.dtype} cannot travel; expected one of {', '.join(_DTYPES)} or a bool vector"
+        )
     head = struct.pack(f"<BB{little.ndim}I", code, little.ndim, *little.shape)
     return ARRAY_EXT, head + little.tobytes()
 
@@ -65,7 +67,9 @@ def _pack_mask(mask: npt.NDArray[np.bool_]) -> tuple[int, bytes]:
 def _unpack_mask(data: bytes | memoryview) -> npt.NDArray[np.bool_]:
     kind, size = struct.unpack_from("<BI", data)
     if kind not in (_RUNS, _BITS) or size > _MASK_LIMIT:
-        raise CodecError(f"mask of kind {kind} with {size} entries; expected kind 0 or 1 and at most {_MASK_LIMIT} entries")
+        raise CodecError(
+            f"mask of kind {kind} with {size} entries; expected kind 0 or 1 and at most {_MASK_LIMIT} entries"
+        )
     if kind == _BITS:
         bits = np.frombuffer(data, np.uint8, offset=5)
         if bits.size != (size + 7) // 8:
@@ -73,7 +77,9 @@ def _unpack_mask(data: bytes | memoryview) -> npt.NDArray[np.bool_]:
         return np.unpackbits(bits, count=size, bitorder="little").astype(bool)
     runs = np.frombuffer(data, "<u4", offset=5)
     if int(runs.sum(dtype=np.int64)) != size:
-        raise CodecError(f"mask runs add up to {int(runs.sum(dtype=np.int64))}, expected {size}: the message is altered")
+        raise CodecError(
+            f"mask runs add up to {int(runs.sum(dtype=np.int64))}, expected {size}: the message is altered"
+        )
     return np.repeat(np.arange(runs.size) % 2 == 1, runs)
 
 

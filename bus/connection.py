@@ -135,7 +135,9 @@ class Bus:
                     if reply is not None:
                         return reply
         except nats.errors.NoRespondersError as error:
-            raise BusRefusedError(f"nobody serves {subject}: the actor, the stream, or JetStream itself is not there") from error
+            raise BusRefusedError(
+                f"nobody serves {subject}: the actor, the stream, or JetStream itself is not there"
+            ) from error
         except nats.errors.MaxPayloadError as error:
             raise BusRefusedError(f"{len(payload)} bytes for {subject} are above the server's max_payload") from error
         except (nats.errors.Error, TimeoutError) as error:

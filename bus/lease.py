@@ -93,7 +93,9 @@ async def _take(leases: Register[LeaseRecord], name: str, owner: str) -> int:
             with contextlib.suppress(WrongSequenceError, PublishTimeoutError, BusUnreachableError):
                 entry = await leases.get(name)
                 if entry.value is None:
-                    return await leases.compare_and_set(LeaseRecord(owner, 0, time.time()), entry.revision, name, ttl_s=TTL_S)
+                    return await leases.compare_and_set(
+                        LeaseRecord(owner, 0, time.time()), entry.revision, name, ttl_s=TTL_S
+                    )
             # The holder's renewals wake us; its silence does after a full TTL.
             look_again_s = TTL_S if await _first(changed, look_again_s) else _EXPIRY_LOOK_S
             changed.clear()
@@ -128,7 +130,13 @@ class _Keeper:
     """
 
     def __init__(
-        self, endpoint: Endpoint, run: str, name: str, record: LeaseRecord, revision: int, on_lost: Callable[[], None] | None
+        self,
+        endpoint: Endpoint,
+        run: str,
+        name: str,
+        record: LeaseRecord,
+        revision: int,
+        on_lost: Callable[[], None] | None,
     ) -> None:
         self.lost = threading.Event()
         self._endpoint, self._run, self._name = endpoint, run, name
@@ -205,7 +213,10 @@ class _Keeper:
         """
         try:
             entry, newest = await leases.get(self._name), await counters.get("epoch", self._name)
-            ours = entry.value is None or (entry.value.owner, entry.value.token) == (self._record.owner, self._record.token)
+            ours = entry.value is None or (entry.value.owner, entry.value.token) == (
+                self._record.owner,
+                self._record.token,
+            )
             if not ours or newest.value is None or newest.value.value != self._record.token:
                 _log.error("lease %s (token %d) was taken over", self._name, self._record.token)
                 return False

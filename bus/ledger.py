@@ -27,14 +27,19 @@ class Mask(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
-class Planned(msgspec.Struct, frozen=True, array_like=True):
-    """One execution of a plan: where it is in SAMPLES, whose it is, its advantage, and what is masked of it."""
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """An execution that a plan disposes of: where it is in SAMPLES, and whose it is."""
 
     sequence: int
     task: str
     source: str
     ordinal: int
     attempt: int
+
+
+class Planned(Place, frozen=True, array_like=True):
+    """One execution of a plan: its advantage, and what is masked of it."""
+
     group: str
     advantage: float
     trained_tokens: int
@@ -42,14 +47,9 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     masks: list[Mask]
 
 
-class Dropped(msgspec.Struct, frozen=True, array_like=True):
+class Dropped(Place, frozen=True, array_like=True):
     """An execution that is in SAMPLES and is not trained: `reason` duplicate, late, withdrawn, too_long, ..."""
 
-    sequence: int
-    task: str
-    source: str
-    ordinal: int
-    attempt: int
     reason: str
 
 
@@ -60,6 +60,11 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     at_number: int
     executions: list[Planned]
     dropped: list[Dropped] = []
+
+    @property
+    def places(self) -> list[Place]:
+        """Everything that leaves by this plan."""
+        return [*self.executions, *self.dropped]
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

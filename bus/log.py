@@ -101,7 +101,9 @@ class LogReader:
         while True:
             restored = self._replaced = self._bus.reconnections()
             try:
-                made = await self._bus.api(f"CONSUMER.CREATE.{self._stream}", {"stream_name": self._stream, "config": config})
+                made = await self._bus.api(
+                    f"CONSUMER.CREATE.{self._stream}", {"stream_name": self._stream, "config": config}
+                )
                 self._name = made["name"]
                 return await Puller(self._bus, self._stream, self._name).start()
             except BusUnreachableError as error:
@@ -161,7 +163,8 @@ async def scan(bus: Bus, key: StreamKey) -> list[LogEntry]:
     now = await state(bus, key)
     stream, found, sequence = names.stream(bus.run, key), [], now.first
     while now.messages and sequence <= now.last:
-        message = await bus.request(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d,"next_by_subj":">"}' % sequence, repeatable=True)
+        query = b'{"seq":%d,"next_by_subj":">"}' % sequence
+        message = await bus.request(f"$JS.API.DIRECT.GET.{stream}", query, repeatable=True)
         headers = dict(message.headers or {})
         if headers.get("Status") == "404":
             break

@@ -85,7 +85,9 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def _check_lengths(self) -> None:
         if self.token_ids.ndim != 1:
-            raise RecordError(f"token_ids have shape {self.token_ids.shape}; expected one dimension, prompt then response")
+            raise RecordError(
+                f"token_ids have shape {self.token_ids.shape}; expected one dimension, prompt then response"
+            )
         response = self.response_len
         if self.prompt_len < 1 or response < 0:
             raise RecordError(
@@ -93,7 +95,9 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
         for name, array in (("loss_mask", self.loss_mask), ("logprobs", self.logprobs)):
             if array.shape != (response,):
-                raise RecordError(f"{name} has shape {array.shape}; expected ({response},), one entry per response token")
+                raise RecordError(
+                    f"{name} has shape {array.shape}; expected ({response},), one entry per response token"
+                )
         if self.loss_mask.dtype != np.bool_ or not np.issubdtype(self.token_ids.dtype, np.integer):
             raise RecordError(
                 f"token_ids are {self.token_ids.dtype} and loss_mask {self.loss_mask.dtype}; expected integers and bool"
@@ -111,7 +115,9 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         end = 0
         for span in self.spans:
             if span.start != end or span.end <= span.start:
-                raise RecordError(f"span {span} does not continue at token {end}: spans must cover the response in order")
+                raise RecordError(
+                    f"span {span} does not continue at token {end}: spans must cover the response in order"
+                )
             end = span.end
         if end != self.response_len:
             raise RecordError(f"spans cover {end} tokens of a response of {self.response_len}")
@@ -130,7 +136,9 @@ class Execution(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.samples:
-            raise RecordError(f"execution {self.id} of task {self.task.id} holds no sample; a failed one is redelivered")
+            raise RecordError(
+                f"execution {self.id} of task {self.task.id} holds no sample; a failed one is redelivered"
+            )
 
 
 class SampleHeader(msgspec.Struct, frozen=True, kw_only=True):

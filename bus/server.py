@@ -44,7 +44,9 @@ class ServerRecord(msgspec.Struct, frozen=True):
 class EmbeddedServer:
     """Starts, finds again and stops the nats-server of one run folder."""
 
-    def __init__(self, folder: Path, *, port: int = -1, max_store_bytes: int = 0, start_timeout_s: float = 20.0) -> None:
+    def __init__(
+        self, folder: Path, *, port: int = -1, max_store_bytes: int = 0, start_timeout_s: float = 20.0
+    ) -> None:
         self._folder = folder
         self._port = port
         self._max_store_bytes = max_store_bytes
@@ -120,8 +122,8 @@ class EmbeddedServer:
             holder = os.pread(handle, 10, 0).decode(errors="replace").strip() or "unknown"
             os.close(handle)
             raise StoreLockedError(
-                f"another nats-server (pid {holder}) holds the store {self._folder}; stop the run that uses it (actorctl down) or use"
-                " another run name. Two servers on one store would corrupt it"
+                f"another nats-server (pid {holder}) holds the store {self._folder}; stop the run that uses it (actorctl down)"
+                " or use another run name. Two servers on one store would corrupt it"
             ) from error
         os.set_inheritable(handle, True)
         return handle
@@ -208,7 +210,8 @@ def _read_ports(path: Path, pid: int) -> ServerRecord | None:
 async def _healthy(session: aiohttp.ClientSession, record: ServerRecord) -> bool:
     try:
         async with session.get(
-            f"http://127.0.0.1:{record.monitor_port}/healthz?js-enabled-only=true", timeout=aiohttp.ClientTimeout(total=1)
+            f"http://127.0.0.1:{record.monitor_port}/healthz?js-enabled-only=true",
+            timeout=aiohttp.ClientTimeout(total=1),
         ) as reply:
             return reply.status == 200
     except (aiohttp.ClientError, TimeoutError):

@@ -96,7 +96,15 @@ class WorkQueue:
     """A consumer of a work-queue stream, shared by all workers of a role."""
 
     def __init__(
-        self, bus: Bus, publisher: Publisher, key: StreamKey, durable: str, *, worker: str, ack_wait_s: float, max_deliver: int
+        self,
+        bus: Bus,
+        publisher: Publisher,
+        key: StreamKey,
+        durable: str,
+        *,
+        worker: str,
+        ack_wait_s: float,
+        max_deliver: int,
     ) -> None:
         self.bus = bus
         self.stream = names.stream(bus.run, key)
@@ -164,7 +172,9 @@ class WorkQueue:
             headers=delivery.headers,
             body=delivery.data,
         )
-        _log.error("%s #%d is dead after %d deliveries: %s", self.stream, delivery.sequence, delivery.deliveries, reason)
+        _log.error(
+            "%s #%d is dead after %d deliveries: %s", self.stream, delivery.sequence, delivery.deliveries, reason
+        )
         subject = names.subject(self.bus.run, "dead", self.stream, str(delivery.sequence))
         await self._publisher.publish(subject, encode(letter), message_id=f"dead/{self.stream}/{delivery.sequence}")
 

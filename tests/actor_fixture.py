@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-
 from bus_fixture import DEADLINE_S
 
 from physarum.actors.context import Context, Identity, RunFolder
@@ -17,7 +18,7 @@ from physarum.actors.runtime import Actor
 from physarum.bus.connection import Bus
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
-from physarum.configs.loader import resolve
+from physarum.configs.loader import dump, resolve
 from physarum.configs.overrides import parse_command_line
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -44,7 +45,7 @@ def make_context(
     recipe.write_text(BASE)
     config = resolve(recipe, parse_command_line(list(overrides)))
     identity = Identity(bus.run, role, instance or f"{role}-0")
-    return Context(identity, config, RunFolder(folder / "run"), bus.endpoint, bus, publisher)
+    return Context(identity, config, RunFolder(folder / bus.run), bus.endpoint, bus, publisher)
 
 
 @contextlib.asynccontextmanager
@@ -71,3 +72,38 @@ async def register_until(register: Register[T], satisfied: Callable[[T], bool], 
             if value is not None and satisfied(value):
                 return value
             await changed.wait()
+
+
+class ActorProcess:
+    """A real actor process over the test's run, as a supervisor starts it; its standard error goes to a file."""
+
+    def __init__(self, context: Context) -> None:
+        identity, folder = context.identity, context.folder
+        folder.bus.mkdir(parents=True, exist_ok=True)
+        folder.config.write_text(dump(context.config))
+        folder.endpoint.write_bytes(msgspec.json.encode(context.endpoint))
+        self.log = folder.path / f"{identity.instance}.log"
+        command = [sys.executable, "-m", "physarum.actors.main", str(folder.path), identity.role, identity.instance]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, start_new_session=True)
+
+    def kill(self) -> None:
+        """SIGKILL to the actor alone; what it started must end by itself."""
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+    def drain(self) -> int:
+        """SIGTERM; the exit status."""
+        self.process.terminate()
+        return self.process.wait(DEADLINE_S)
+
+
+@contextlib.contextmanager
+def actor_process(context: Context) -> Iterator[ActorProcess]:
+    """An actor process that is gone at the end of the block."""
+    made = ActorProcess(context)
+    try:
+        yield made
+    finally:
+        if made.process.poll() is None:
+            made.kill()

@@ -152,9 +152,7 @@ async def work_queue(
     bus: Bus, publisher: Publisher, *, durable: str = "tasks_p1", max_deliver: int = 5, ack_wait_s: float = 1.0
 ) -> AsyncIterator[WorkQueue]:
     """An open queue on TASKS."""
-    queue = WorkQueue(
-        bus, publisher, "tasks", durable, worker="test-0", ack_wait_s=ack_wait_s, max_deliver=max_deliver
-    )
+    queue = WorkQueue(bus, publisher, "tasks", durable, worker="test-0", ack_wait_s=ack_wait_s, max_deliver=max_deliver)
     async with queue.open():
         yield queue
 

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `actorctl up`, `down`, `ps`, `logs`, `check`, `ledger`, `version`."""

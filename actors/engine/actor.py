@@ -73,10 +73,10 @@ class EngineActor(Actor):
             await control.capabilities()
             self.facts |= {"url": process.url, "engine_pid": process.pid}
             died = asyncio.ensure_future(process.wait_exit())
-            serving = asyncio.create_task(self._serve(stack, session, control), name="serve heads")
+            serving = asyncio.create_task(self._serve(session, control), name="serve heads")
             draining = asyncio.create_task(self.context.draining.wait(), name="draining")
             stack.callback(died.cancel)
-            stack.callback(serving.cancel)
+            stack.push_async_callback(_ended, serving)
             stack.callback(draining.cancel)
             await asyncio.wait({died, serving, draining}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done():
@@ -116,18 +116,24 @@ class EngineActor(Actor):
         await self.context.emit("engine_start", {"seconds": seconds})
         return process
 
-    async def _serve(self, stack: AsyncExitStack, session: aiohttp.ClientSession, control: EngineControl) -> None:
+    async def _serve(self, session: aiohttp.ClientSession, control: EngineControl) -> None:
         if self._settings.model is not None:
             self.facts["version"] = "frozen"
             self.become("ready")
             await self.context.draining.wait()
             return
-        services = await stack.enter_async_context(Roster(self.bus, "checkpoint").open())
         receiver = self._receiver(session, control)
-        stack.push_async_callback(receiver.close)
+        self.become("waiting for weights")
+        try:
+            async with Roster(self.bus, "checkpoint").open() as services:
+                await self._follow(receiver, session, services)
+        finally:
+            await receiver.close()
+
+    async def _follow(self, receiver: Receiver, session: aiohttp.ClientSession, services: Roster) -> None:
+        """Brings the engine to each head as it comes, for ever."""
         heads: Register[states.Head] = Register(self.bus, self.publisher, "weights", states.Head)
         model = self.config.model.name
-        self.become("waiting for weights")
         async with heads.watch(states.HEAD, model) as changed:
             while True:
                 changed.clear()
@@ -210,3 +216,8 @@ async def _either(changed: asyncio.Event, services: Roster, timeout_s: float) ->
     finally:
         for waiter in waiters:
             waiter.cancel()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -89,7 +89,9 @@ class EvaluatorActor(Actor):
 
     async def _engines_within(self, label: str, seconds: float) -> None:
         if not await within(seconds, asyncio.ensure_future(self._watch.engines_at(label))):
-            _log.warning("not every engine serves %s after %g s; answers of others count as off_version", label, seconds)
+            _log.warning(
+                "not every engine serves %s after %g s; answers of others count as off_version", label, seconds
+            )
 
     async def _evaluate(self, label: str) -> EvalScore:
         self.become("evaluating")

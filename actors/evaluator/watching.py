@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final, TypeVar
-
-import msgspec
+from typing import Final
 
 from physarum.actors import states
 from physarum.actors.context import Context
+from physarum.actors.source.waiting import anything, until
 from physarum.actors.states import Head, TrainerDone
 from physarum.bus.errors import RecordError
 from physarum.bus.presence import Heartbeat, Roster
@@ -17,8 +16,6 @@ from physarum.bus.register import Register
 from physarum.bus.version import Version
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 _READY: Final = "ready"
 _LOOK_S: Final = 60.0
@@ -35,20 +32,14 @@ class Watch:
         self._model = context.config.model.name
 
     async def first_head(self) -> Head:
-        return await until_there(self._heads, states.HEAD, self._model)
+        return await until(self._heads, anything, states.HEAD, self._model)
 
     async def trainer_done(self) -> TrainerDone:
-        return await until_there(self._ends, states.TRAINER_DONE)
+        return await until(self._ends, anything, states.TRAINER_DONE)
 
     async def head_from(self, number: int) -> Head:
         """The newest head whose number is at least `number`."""
-        async with self._heads.watch(states.HEAD, self._model) as changed:
-            while True:
-                changed.clear()
-                head = (await self._heads.get(states.HEAD, self._model)).value
-                if head is not None and head.number >= number:
-                    return head
-                await changed.wait()
+        return await until(self._heads, lambda head: head.number >= number, states.HEAD, self._model)
 
     async def engines_at(self, label: str) -> None:
         """Until at least one engine is ready and every ready one serves `label` or something newer."""
@@ -81,17 +72,6 @@ def _version(engine: Heartbeat) -> Version:
 
 def _described(engines: list[Heartbeat]) -> str:
     return ", ".join(f"{one.instance} {one.state} {one.facts.get('version')}" for one in engines) or "none"
-
-
-async def until_there(register: Register[T], *key: str) -> T:
-    """The value under `key` as soon as there is one."""
-    async with register.watch(*key) as changed:
-        while True:
-            changed.clear()
-            value = (await register.get(*key)).value
-            if value is not None:
-                return value
-            await changed.wait()
 
 
 async def within(seconds: float, work: asyncio.Future[None]) -> bool:

@@ -163,7 +163,9 @@ class _Lane:
             raise HookProcessError(f"the reward hook's process sent {type(reply).__name__} while no call was running")
         one = self._sent.popleft()
         if reply.number != one.call.number:
-            raise HookProcessError(f"the reward hook's process answered call {reply.number}; expected {one.call.number}")
+            raise HookProcessError(
+                f"the reward hook's process answered call {reply.number}; expected {one.call.number}"
+            )
         self._pool.measured(asyncio.get_running_loop().time() - self._began_at)
         if isinstance(reply, Returned):
             one.succeed(reply.value)

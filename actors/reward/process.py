@@ -31,6 +31,7 @@ class HookProcess:
         self._process = process
         self._calls, self._replies = process.stdin, process.stdout
         self.overdue = False
+        self._ending: str | None = None
 
     @classmethod
     async def start(cls, hook: str, args: dict[str, Any]) -> HookProcess:
@@ -84,11 +85,13 @@ class HookProcess:
         self.kill()
 
     async def close(self) -> str:
-        """Kills what is left, reaps it, and says how it ended."""
-        ended = self._process.returncode
-        self.kill()
-        status = await self._process.wait()
-        return _ending(status if ended is None else ended)
+        """Kills what is left, reaps it, and says how it ended. Once: later the process id may be somebody else's."""
+        if self._ending is None:
+            ended = self._process.returncode
+            self.kill()
+            status = await self._process.wait()
+            self._ending = _ending(status if ended is None else ended)
+        return self._ending
 
     def _check_started(self, reply: Reply, hook: str) -> None:
         if isinstance(reply, Refused):

@@ -8,7 +8,9 @@ from typing import Any, Final
 from physarum.actors.errors import BadHookResultError
 from physarum.bus.records import Execution
 
-EXPECTED: Final = "expected a finite number, a mapping of names to finite numbers, or a list of those with one entry per sample"
+EXPECTED: Final = (
+    "expected a finite number, a mapping of names to finite numbers, or a list of those with one entry per sample"
+)
 
 
 def apply_reward(execution: Execution, value: Any) -> None:
@@ -34,7 +36,7 @@ def _score(value: Any) -> tuple[float, dict[str, float]]:
     if not value:
         raise BadHookResultError(f"the reward hook returned an empty mapping; {EXPECTED}")
     parts = {_name(name): _finite(part, f"part {name!r}") for name, part in value.items()}
-    return _finite(math.fsum(parts.values()), "a sum of parts"), parts
+    return _finite(sum(parts.values()), "a sum of parts"), parts
 
 
 def _name(name: Any) -> str:

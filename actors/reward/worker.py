@@ -31,6 +31,7 @@ from physarum.actors.reward.frames import (
     frame,
     read_call,
 )
+from physarum.actors.reward.reaper import start_reaper
 from physarum.actors.reward.values import EXPECTED
 from physarum.bus.codec import decode
 from physarum.bus.errors import CodecError
@@ -48,6 +49,7 @@ def main(arguments: list[str]) -> int:
     """Serves calls until the actor closes the pipe."""
     parent, name, args_json = arguments
     _die_with(int(parent))
+    start_reaper()
     calls, replies = _take_pipes()
     try:
         args = orjson.loads(args_json)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, Literal
 
 from physarum.actors.context import Context
 from physarum.bus.names import TASK_CLASSES
@@ -96,7 +96,7 @@ class TaskQueue:
                 break
         return self._take()
 
-    async def _wait(self, stop: asyncio.Future[bool]) -> None:
+    async def _wait(self, stop: asyncio.Future[Literal[True]]) -> None:
         """Leaves one waiting request on each class and returns when one of them brought a task (or ended)."""
         self._arrived.clear()
         for name in _ORDER:
@@ -121,7 +121,7 @@ class TaskQueue:
                 await delivery.message.nak()
 
 
-async def _any(stop: asyncio.Future[bool], event: asyncio.Event) -> None:
+async def _any(stop: asyncio.Future[Literal[True]], event: asyncio.Event) -> None:
     waiter = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({stop, waiter}, return_when=asyncio.FIRST_COMPLETED)

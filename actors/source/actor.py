@@ -24,7 +24,7 @@ from physarum.actors.source.followers import Followers
 from physarum.actors.source.position import PositionKeeper
 from physarum.actors.source.rows import open_rows
 from physarum.actors.source.tasks import check_travels, group_tasks, sampling_parameters
-from physarum.actors.source.waiting import unless_draining
+from physarum.actors.source.waiting import anything, unless_draining, until
 from physarum.actors.states import EvalScore, SourcePosition
 from physarum.actors.wire import publish_task
 from physarum.bus.errors import LeaseLostError
@@ -107,7 +107,13 @@ class SourceActor(Actor):
     async def _open_rows(self) -> None:
         source, position = self._source, self._keeper.current
         rows = await asyncio.to_thread(
-            open_rows, source.hook, source.data, source.args, source.columns, self.config.run.seed, shuffle=source.shuffle
+            open_rows,
+            source.hook,
+            source.data,
+            source.args,
+            source.columns,
+            self.config.run.seed,
+            shuffle=source.shuffle,
         )
         self._cursor = RowCursor(rows, position.epoch, position.index, source.epochs)
 
@@ -116,11 +122,7 @@ class SourceActor(Actor):
         if self.config.evaluation is None or not self.config.evaluation.at_start:
             return
         self.become("waiting")
-        register = self.context.run_register(EvalScore)
-        async with register.watch(states.EVAL_START) as changed:
-            while (await register.get(states.EVAL_START)).value is None:
-                await changed.wait()
-                changed.clear()
+        await until(self.context.run_register(EvalScore), anything, states.EVAL_START)
 
     async def _issue_rows(self) -> None:
         """Until the rows are exhausted or draining begins."""
@@ -183,7 +185,9 @@ class SourceActor(Actor):
 
     async def _finish(self) -> None:
         await self._keeper.move(
-            msgspec.structs.replace(self._keeper.current, epoch=self._cursor.epoch, index=self._cursor.index, finished=True)
+            msgspec.structs.replace(
+                self._keeper.current, epoch=self._cursor.epoch, index=self._cursor.index, finished=True
+            )
         )
         self._report()
         _log.info("all %s epochs are issued: %d tasks", self._source.epochs, self._keeper.current.issued)

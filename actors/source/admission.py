@@ -12,15 +12,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from physarum.bus.intervals import IntervalSet
-from physarum.bus.ledger import Dropped, Numbered, Planned, PlanRecord, RollbackRecord, StepRecord
+from physarum.bus.ledger import Numbered, PlanRecord, RollbackRecord, StepRecord
 from physarum.configs.root import RootConfig
 
 
 class _Step(NamedTuple):
-    """A surviving step: which weights it left, under which epoch, and the ordinals that it disposed of."""
+    """A surviving step: the sequence of its plan in LEDGER, and the ordinals that it disposed of."""
 
-    epoch: int
-    number: int
+    plan: int
     ordinals: IntervalSet
 
 
@@ -45,11 +44,11 @@ class Disposals:
         """One record of LEDGER."""
         record = item.record
         if isinstance(record, PlanRecord):
-            planned: list[Planned | Dropped] = [*record.executions, *record.dropped]
-            self._plans[item.sequence] = IntervalSet(sorted(one.ordinal for one in planned if one.source == self._source))
+            ours = sorted(place.ordinal for place in record.places if place.source == self._source)
+            self._plans[item.sequence] = IntervalSet(ours)
         elif isinstance(record, StepRecord):
             ordinals = self._plans.get(record.plan, IntervalSet())
-            self._steps.append(_Step(record.epoch, record.number, ordinals))
+            self._steps.append(_Step(record.plan, ordinals))
             self._add(ordinals)
         elif isinstance(record, RollbackRecord):
             self._void(record)
@@ -65,7 +64,8 @@ class Disposals:
         self._count += 1
 
     def _void(self, rollback: RollbackRecord) -> None:
-        kept = [step for step in self._steps if step.epoch >= rollback.new_epoch or step.number <= rollback.fork]
+        """As `ledger.surviving_steps`: steps whose plan the takeover executes again do not count."""
+        kept = [step for step in self._steps if step.plan <= rollback.last_plan]
         if len(kept) == len(self._steps):
             return
         self._steps = kept

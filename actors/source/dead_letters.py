@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final, NamedTuple
 
 from physarum.actors.wire import read_header
@@ -11,6 +12,8 @@ from physarum.bus.log import LogEntry
 from physarum.bus.names import RUN_HEADER
 from physarum.bus.records import Task
 from physarum.bus.work import DeadLetter
+
+_log = logging.getLogger(__name__)
 
 _EVAL: Final = "eval"
 
@@ -26,8 +29,15 @@ class DeadTask(NamedTuple):
 
 
 def dead_task(entry: LogEntry, run: str) -> DeadTask | None:
-    """The task of one DEAD entry; None for messages of other runs, which were never tasks of ours."""
-    letter = decode(entry.data, DeadLetter)
+    """The task of one DEAD entry; None for messages of other runs, which were never tasks of ours.
+
+    An entry that is no dead letter is named in the log and counted nowhere.
+    """
+    try:
+        letter = decode(entry.data, DeadLetter)
+    except CodecError as error:
+        _log.error("DEAD #%d cannot be read: %s", entry.sequence, error)
+        return None
     if letter.headers.get(RUN_HEADER) != run:
         return None
     _, _, stream, kind, *_ = letter.subject.split(".")

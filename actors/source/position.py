@@ -13,7 +13,13 @@ import msgspec
 from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.states import SourcePosition
-from physarum.bus.errors import BusUnreachableError, LeaseLostError, PublishTimeoutError, WrongSequenceError
+from physarum.bus.errors import (
+    BusRefusedError,
+    BusUnreachableError,
+    LeaseLostError,
+    PublishTimeoutError,
+    WrongSequenceError,
+)
 from physarum.bus.lease import Lease
 from physarum.bus.register import Entry
 
@@ -57,7 +63,7 @@ class PositionKeeper:
         """After a refusal: an attempt whose receipt was lost may have stored this very position."""
         try:
             entry = await self._register.get(*self._key)
-        except BusUnreachableError as error:
+        except (BusUnreachableError, BusRefusedError) as error:  # away, or back without its streams for a moment
             _log.warning("the position cannot be read now, trying again: %s", error)
             return False
         if entry.value == position:

@@ -155,7 +155,13 @@ def _files(data: tuple[Path, ...]) -> list[Path]:
 
 
 def open_rows(
-    hook: Hook | None, data: tuple[Path, ...] | None, args: Arguments, columns: ColumnsConfig, seed: int, *, shuffle: bool
+    hook: Hook | None,
+    data: tuple[Path, ...] | None,
+    args: Arguments,
+    columns: ColumnsConfig,
+    seed: int,
+    *,
+    shuffle: bool,
 ) -> RowStream:
     """The rows that a `source:` or `evaluation:` section names. Raises HookError, UnusableSourceError or OSError."""
     if hook is not None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from physarum.actors.context import Context
+from physarum.bus.errors import BusRefusedError, BusUnreachableError
+from physarum.bus.register import Register
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R", bound=msgspec.Struct)
+
+_AGAIN_S: Final = 1.0
 
 
 async def unless_draining(context: Context, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
@@ -25,3 +36,27 @@ async def unless_draining(context: Context, work: Coroutine[Any, Any, T], grace_
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(register: Register[R], satisfied: Callable[[R], bool], *key: str) -> R:
+    """The value of a register's key once it satisfies the condition, however long the bus is away meanwhile."""
+    async with register.watch(*key) as changed:
+        while True:
+            changed.clear()
+            try:
+                value = (await register.get(*key)).value
+            except (BusUnreachableError, BusRefusedError) as error:
+                # No event says when a server that is back serves its streams again, so this read alone is repeated.
+                _log.warning("%s cannot be read now, trying again: %s", "/".join(key), error)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_AGAIN_S):
+                        await changed.wait()
+                continue
+            if value is not None and satisfied(value):
+                return value
+            await changed.wait()
+
+
+def anything(value: msgspec.Struct) -> bool:
+    """The condition of a key that only has to be there."""
+    return True

@@ -18,7 +18,7 @@ from physarum.actors.supervisor.stop import StopRequest
 
 _log = logging.getLogger(__name__)
 
-_SERVICES: Final = ("engine", "checkpoint")
+SERVICES: Final = ("engine", "checkpoint")
 _KILL_TIMEOUT_S: Final = 15.0
 
 
@@ -44,7 +44,7 @@ class Crew:
         """Ends every actor: SIGTERM, then SIGKILL after the drain timeout, or at once when asked a second time."""
         for keeper in self.keepers:
             keeper.finishing.set()
-        waves = [[k for k in self.keepers if (k.role in _SERVICES) is services] for services in (False, True)]
+        waves = [[k for k in self.keepers if (k.role in SERVICES) is services] for services in (False, True)]
         for wave in waves:
             await self._end(wave)
         for keeper in self.keepers:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from pathlib import Path
 
 from physarum.actors.supervisor.attendance import FINISHED, Attendance
 from physarum.actors.supervisor.errors import ActorFailedError
@@ -82,7 +83,7 @@ class Keeper:
                 await self.finishing.wait()
 
     def _failure(self, process: ActorProcess, reason: str, state: str) -> str:
-        log = display_path(process.record.log)
+        log = display_path(Path(process.record.log))
         return (
             f"the actor {self.role}/{self.instance} {reason}; its last state was {state!r}. Its last lines in {log}:\n"
             f"{_indented(process.log_tail())}\n"

@@ -50,7 +50,7 @@ class Launcher:
             started_at=0.0,
             restarts=restarts,
             gpus=gpus,
-            log=self._folder.logs / f"{instance}.log",
+            log=str(self._folder.logs / f"{instance}.log"),
             log_start=0,
         )
         command = self._command_for(self._folder, role, instance)

@@ -34,7 +34,7 @@ class ActorRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     restarts: int
     gpus: tuple[int, ...]
-    log: Path
+    log: str
     log_start: int
 
     @property
@@ -67,7 +67,7 @@ class ActorProcess:
         cls, command: Sequence[str], environment: Mapping[str, str], record: ActorRecord, actors: Path
     ) -> ActorProcess:
         """Starts `command` in a session of its own; `record` says everything but pid, start time and log position."""
-        with record.log.open("ab") as log:
+        with Path(record.log).open("ab") as log:
             log_start = log.tell()
             child = subprocess.Popen(
                 command,
@@ -115,7 +115,7 @@ class ActorProcess:
 
     def log_tail(self, lines: int = 15) -> str:
         """Its own last lines: earlier incarnations wrote to the same file before `log_start`."""
-        return log_tail(self.record.log, lines, start=self.record.log_start)
+        return log_tail(Path(self.record.log), lines, start=self.record.log_start)
 
     def _signal(self, number: signal.Signals) -> None:
         if not self._ended.is_set():

@@ -47,6 +47,16 @@ def is_alive(pid: int, started_at: float) -> bool:
         return False
 
 
+def held_message(folder: Path) -> str:
+    """For the user who started a second supervisor."""
+    found = holder(folder)
+    by = f"process {found.pid}" if found is not None else "another process"
+    return (
+        f"run {folder.name} already has a supervisor: {by}. Look at it with `actorctl ps {folder.name}`, stop it with"
+        f" `actorctl down {folder.name}`, or start another run with `run.name=NAME`"
+    )
+
+
 class RunLock:
     """Held for the length of a `with` block. Raises RunHeldError, naming the holder."""
 
@@ -61,7 +71,7 @@ class RunLock:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(handle)
-            raise RunHeldError(self._message()) from error
+            raise RunHeldError(held_message(self._folder)) from error
         me = Holder(os.getpid(), psutil.Process().create_time())
         os.ftruncate(handle, 0)
         os.pwrite(handle, msgspec.json.encode(me), 0)
@@ -73,11 +83,3 @@ class RunLock:
     ) -> None:
         os.ftruncate(self._handle, 0)
         os.close(self._handle)
-
-    def _message(self) -> str:
-        found = holder(self._folder)
-        by = f"process {found.pid}" if found is not None else "another process"
-        return (
-            f"run {self._folder.name} already has a supervisor: {by}. Look at it with `actorctl ps {self._folder.name}`,"
-            f" stop it with `actorctl down {self._folder.name}`, or start another run with `run.name=NAME`"
-        )

@@ -94,7 +94,8 @@ class TrainerActor(Actor):
         self.become("loading")
         done = (await self.context.run_register(states.TrainerDone).get(states.TRAINER_DONE)).value
         if done is not None:
-            return await self._finished()
+            await self._finished()
+            return
         recovery = recover(await ledger.read(self.bus))
         model = self.context.folder.start_model.resolve()
         world = await self._world(model)
@@ -213,7 +214,7 @@ class TrainerActor(Actor):
 
 def _sequences(record: ledger.LedgerRecord) -> list[int]:
     assert isinstance(record, PlanRecord)
-    return [item.sequence for item in (*record.executions, *record.dropped)]
+    return [place.sequence for place in record.places]
 
 
 def _disposed(cursor: Cursor, recovery: Recovery) -> dict[str, IntervalSet]:
@@ -221,6 +222,6 @@ def _disposed(cursor: Cursor, recovery: Recovery) -> dict[str, IntervalSet]:
     disposed = {source: IntervalSet.of_intervals(done.intervals()) for source, done in cursor.disposed.items()}
     for item in recovery.replay:
         assert isinstance(item.record, PlanRecord)
-        for gone in (*item.record.executions, *item.record.dropped):
+        for gone in item.record.places:
             disposed.setdefault(gone.source, IntervalSet()).add(gone.ordinal)
     return disposed

@@ -107,7 +107,8 @@ def _verify(file: Path, digest: str) -> None:
 
 
 def _digest_of(files: dict[str, str]) -> str:
-    return xxhash.xxh3_128_hexdigest("\n".join(f"{name} {digest}" for name, digest in sorted(files.items())))
+    listing = "\n".join(f"{name} {digest}" for name, digest in sorted(files.items()))
+    return xxhash.xxh3_128_hexdigest(listing.encode())
 
 
 def _file_digest(file: Path) -> str:

@@ -37,7 +37,7 @@ class Cursor:
 
     def consume(self, plan_sequence: int, plan: PlanRecord) -> None:
         """Marks everything that `plan` holds as gone; called once its step is done."""
-        for gone in (*plan.executions, *plan.dropped):
+        for gone in plan.places:
             self.consumed.add(gone.sequence)
             self.disposed.setdefault(gone.source, IntervalSet()).add(gone.ordinal)
             self.last_sequence = max(self.last_sequence, gone.sequence)

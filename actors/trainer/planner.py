@@ -138,10 +138,11 @@ class Planner:
         tally = _Tally(at_number, forks, self._rules.bound)
         planned = [tally.plan(item, advantage) for item, advantage in zip(arrived, advantages, strict=True)]
         dropped, self._dropped = self._dropped, []
-        for gone in (*planned, *dropped):
+        record = PlanRecord(epoch=epoch, at_number=at_number, executions=planned, dropped=dropped)
+        for gone in record.places:
             self._disposed.setdefault(gone.source, IntervalSet()).add(gone.ordinal)
         return Plan(
-            record=PlanRecord(epoch=epoch, at_number=at_number, executions=planned, dropped=dropped),
+            record=record,
             ages=tally.ages,
             multi_version_samples=tally.multi_version_samples,
             reward_mean=_mean_reward(arrived),

@@ -16,7 +16,9 @@ from physarum.bus.publisher import Publisher
 pytestmark = pytest.mark.timeout(60)
 
 
-def beat(instance: str, sequence: int, state: str = "running", *, role: str = "engine", started_at: float = 1.0) -> Heartbeat:
+def beat(
+    instance: str, sequence: int, state: str = "running", *, role: str = "engine", started_at: float = 1.0
+) -> Heartbeat:
     return Heartbeat(
         role=role, instance=instance, state=state, pid=1, host="h", started_at=started_at, sequence=sequence,
         facts={"url": f"http://{instance}"},
@@ -81,7 +83,13 @@ async def test_who_falls_silent_is_gone_after_the_expiry(
 
 async def test_an_old_heartbeat_does_not_undo_a_newer_one(bus: Bus, publisher: Publisher) -> None:
     async with Roster(bus, "engine").open() as roster:
-        for one in (beat("e-0", 7, "serving"), beat("e-0", 6, "starting"), beat("e-1", 9, GONE), beat("e-1", 8), beat("z", 1)):
+        for one in (
+            beat("e-0", 7, "serving"),
+            beat("e-0", 6, "starting"),
+            beat("e-1", 9, GONE),
+            beat("e-1", 8),
+            beat("z", 1),
+        ):
             await announce(bus, publisher, one)
         await until(roster, "e-0", "z")
         assert roster.members[0].state == "serving"

@@ -74,7 +74,9 @@ async def test_a_message_id_is_stored_once(bus: Bus, publisher: Publisher) -> No
 
 
 @pytest.mark.parametrize(
-    ("messages", "size_bytes", "expected"), [(4, 1, 4), (100, 300, 3), (100, 5000, 1)], ids=["count", "bytes", "one large"]
+    ("messages", "size_bytes", "expected"),
+    [(4, 1, 4), (100, 300, 3), (100, 5000, 1)],
+    ids=["count", "bytes", "one large"],
 )
 async def test_the_window_bounds_what_is_unacknowledged(
     bus: Bus, messages: int, size_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +187,9 @@ async def test_a_lost_receipt_does_not_make_a_compare_and_set_lose_against_itsel
 
 
 async def test_a_subject_without_stream_ends_at_the_deadline(bus: Bus, publisher: Publisher) -> None:
-    with pytest.raises(PublishTimeoutError, match=r"ph\.elsewhere\.x was not acknowledged within 0\.3 s; .*message id m/1"):
+    with pytest.raises(
+        PublishTimeoutError, match=r"ph\.elsewhere\.x was not acknowledged within 0\.3 s; .*message id m/1"
+    ):
         await publisher.publish("ph.elsewhere.x", b"", message_id="m/1", deadline_s=0.3)
 
 
@@ -216,7 +220,9 @@ async def test_a_secret_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_denied_subject_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In JetStream a publish that the account may not make looks like a timeout."""
-    rules = 'authorization { users: [ { user: a, password: b, permissions: { publish: { deny: ["ph.*.samples.>"] } } } ] }'
+    rules = (
+        'authorization { users: [ { user: a, password: b, permissions: { publish: { deny: ["ph.*.samples.>"] } } } ] }'
+    )
     server = WithRules(tmp_path / "bus", rules)
     monkeypatch.setenv("BUS_USER", "a")
     monkeypatch.setenv("BUS_PASSWORD", "b")

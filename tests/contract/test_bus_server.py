@@ -20,12 +20,17 @@ from physarum.bus.server import EmbeddedServer
 pytestmark = pytest.mark.timeout(60)
 
 
-async def test_a_second_server_on_the_store_is_refused_with_the_holders_pid(own_server: OwnServer, tmp_path: Path) -> None:
+async def test_a_second_server_on_the_store_is_refused_with_the_holders_pid(
+    own_server: OwnServer, tmp_path: Path
+) -> None:
     """nats-server itself would start, and both would assign the same sequences."""
     folder = tmp_path / "own-bus"
-    (folder / "server.json").unlink()  # as after a supervisor that died while starting it
-    with pytest.raises(StoreLockedError, match=rf"another nats-server \(pid {own_server.record.pid}\) holds .*{folder}"):
+    record = (folder / "server.json").rename(folder / "apart.json")  # as after a supervisor that died while starting it
+    with pytest.raises(
+        StoreLockedError, match=rf"another nats-server \(pid {own_server.record.pid}\) holds .*{folder}"
+    ):
         await EmbeddedServer(folder).ensure()
+    record.rename(folder / "server.json")
 
 
 async def test_whoever_comes_later_finds_the_running_server(own_server: OwnServer, tmp_path: Path) -> None:
@@ -64,7 +69,9 @@ async def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ServerStartError, match=rf"port {port} of 127\.0\.0\.1 is in use by another program.*bus\.port"):
+        with pytest.raises(
+            ServerStartError, match=rf"port {port} of 127\.0\.0\.1 is in use by another program.*bus\.port"
+        ):
             await EmbeddedServer(tmp_path / "bus", port=port).ensure()
     await stop_after_start(EmbeddedServer(tmp_path / "bus", port=port))  # the failure left no lock and no process
 
@@ -124,7 +131,9 @@ async def test_no_program_is_named_with_the_remedy(tmp_path: Path, monkeypatch: 
         await EmbeddedServer(tmp_path / "bus").ensure()
 
 
-async def test_streams_are_made_once_and_a_changed_configuration_is_refused(own_server: OwnServer, own_bus: Bus) -> None:
+async def test_streams_are_made_once_and_a_changed_configuration_is_refused(
+    own_server: OwnServer, own_bus: Bus
+) -> None:
     await layout.create(own_bus, small_config())
     with pytest.raises(BusRefusedError, match=rf"the streams of run {own_bus.run} .*use a new run name"):
         await layout.create(own_bus, small_config(tasks_max_bytes=2 << 20))

@@ -97,7 +97,9 @@ async def test_a_killed_workers_messages_are_delivered_again_after_ack_wait(bus:
         await worker.wait()
 
 
-async def test_work_longer_than_ack_wait_is_kept_by_heartbeats(bus: Bus, publisher: Publisher, connect_again: Connect) -> None:
+async def test_work_longer_than_ack_wait_is_kept_by_heartbeats(
+    bus: Bus, publisher: Publisher, connect_again: Connect
+) -> None:
     await publish_many(publisher, bus.run, "tasks", 1)
     other = await connect_again("other")
     async with work_queue(bus, publisher) as queue, work_queue(other, await Publisher(other).start()) as idle:
@@ -190,18 +192,39 @@ async def test_a_fetch_recovers_at_once_after_a_server_restart(own_server: OwnSe
 
 
 async def test_a_lost_acknowledgement_is_sent_again_and_nothing_comes_twice(
-    own_server: OwnServer, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
+    own_server: OwnServer, own_bus: Bus
 ) -> None:
+    """An orderly restart: the server remembers the lease, only the acknowledgement on its way is lost."""
     publisher = await Publisher(own_bus).start()
     await publish_many(publisher, own_bus.run, "tasks", 1)
     async with work_queue(own_bus, publisher) as queue:
         (one,) = await queue.fetch(1, 5)
-        own_server.kill()
+        await own_server.server.stop()
         acknowledging = asyncio.create_task(one.ack())
         await own_server.start()
         await asyncio.wait_for(acknowledging, DEADLINE_S)
         assert await messages_left(own_bus) == 0
         assert await queue.fetch(1, 1.5) == []
+
+
+async def test_a_server_that_forgot_the_lease_delivers_again_and_loses_nothing(
+    own_server: OwnServer, own_bus: Bus
+) -> None:
+    """A killed server may have lost that it had delivered; it then ignores the acknowledgement of that delivery."""
+    publisher = await Publisher(own_bus).start()
+    await publish_many(publisher, own_bus.run, "tasks", 4)
+    own_bus.timeout_s = 1.0
+    async with work_queue(own_bus, publisher) as queue:
+        seen = {int(one.data) for one in await fetch_all(queue, 4)}
+        await own_server.kill_and_restart()
+        for one in tuple(queue._held):
+            await one.ack()
+        async with asyncio.timeout(DEADLINE_S):
+            while await messages_left(own_bus):
+                for one in await queue.fetch(16, 0.5):
+                    assert int(one.data) in seen
+                    await one.ack()
+    assert seen == {0, 1, 2, 3} and await dead_letters(own_bus) == []
 
 
 async def test_an_acknowledgement_that_nobody_confirms_is_logged_and_the_message_comes_again(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from actor_fixture import make_context, running
-from bus_fixture import DEADLINE_S
+from actor_fixture import actor_process, make_context, running
+from bus_fixture import DEADLINE_S, OwnServer
 
 from physarum.actors.context import Context
 from physarum.actors.errors import UnrecoverableError
@@ -26,10 +26,12 @@ from physarum.bus.publisher import Publisher
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.work import DeadLetter
 
-HOOKS = Path(__file__).parents[1] / "unit" / "reward_hooks.py"
+HOOKS = Path(__file__).parents[1] / "reward_hooks.py"
 
 
-def execution(run: str, name: str, prompt: str, *, samples: int = 1, tokens: int = 3, evaluation: bool = False) -> Execution:
+def execution(
+    run: str, name: str, prompt: str, *, samples: int = 1, tokens: int = 3, evaluation: bool = False
+) -> Execution:
     task = Task(
         id=f"main/0/{name}/0", run=run, source="main", ordinal=0, group=f"main/0/{name}", group_size=1, member=0,
         prompt=prompt, task_class="eval" if evaluation else "p1",
@@ -68,6 +70,17 @@ async def nothing_left(bus: Bus) -> None:
     """EPISODES is empty: everything was acknowledged."""
     state = await log.state(bus, "episodes")
     assert state.messages == 0
+
+
+def alive(pid: int) -> bool:
+    """A zombie whose new parent has not reaped it yet does not count."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def ended(processes: list[psutil.Process]) -> bool:
+    return not [one for one in psutil.wait_procs(processes, timeout=5.0)[1] if alive(one.pid)]
 
 
 def reward_context(folder: Path, bus: Bus, publisher: Publisher, *overrides: str, hook: str = "by_prompt") -> Context:
@@ -122,14 +135,16 @@ async def test_every_failure_is_retried_then_dead_with_its_reason_and_the_actor_
     assert set(reasons) == set(failures)
     for name, words in failures.items():
         assert words in reasons[name], reasons[name]
-    assert "reward_hooks.py:24)" in reasons["raise"]
+    assert "reward_hooks.py:22)" in reasons["raise"]
     assert {letter.deliveries for letter in letters} == {2}
     assert actor.numbers == {"scored": 20, "failed": 2 * len(failures), "timeouts": 2}
-    assert not psutil.pid_exists(child), "what the hook started must die with it"
+    assert not alive(child), "what the hook started must die with it"
     await nothing_left(bus)
 
 
-async def test_a_call_behind_a_hanging_one_is_not_charged_for_it(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+async def test_a_call_behind_a_hanging_one_is_not_charged_for_it(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
     context = reward_context(
         tmp_path, bus, publisher, "bus.max_deliver=1", "reward.timeout_s=0.5", f"reward.args.folder={tmp_path}"
     )
@@ -157,9 +172,7 @@ async def test_async_hooks_keep_one_event_loop(tmp_path: Path, bus: Bus, publish
 
 
 async def test_without_a_hook_executions_pass_through_unscored(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
-    context = make_context(
-        tmp_path, bus, publisher, "reward", "reward.hook=null", "trainer.objective=sft", "engines=null"
-    )
+    context = make_context(tmp_path, bus, publisher, "reward", "reward.hook=null", "trainer.objective=sft")
     for number in range(5):
         await publish_execution(context, "episodes", execution(bus.run, str(number), str(number)))
     before = {child.pid for child in psutil.Process().children()}
@@ -196,3 +209,39 @@ async def test_hook_processes_end_with_the_actor(tmp_path: Path, bus: Bus, publi
     assert not process.is_running()
 
 
+async def test_a_killed_actor_leaves_no_process_and_its_executions_are_scored_once(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """SIGKILL in the middle of calls; the next actor gets the leases back after ack_wait."""
+    context = reward_context(tmp_path, bus, publisher, f"reward.args.folder={tmp_path}", "reward.workers=2")
+    await publish_execution(context, "episodes", execution(bus.run, "hang", "hang"))
+    for number in range(60):
+        await publish_execution(context, "episodes", execution(bus.run, str(number), "one"))
+    with actor_process(context) as first:
+        await read(bus, "samples", 60)
+        hooks = psutil.Process(first.process.pid).children(recursive=True)
+        assert len(hooks) == 3, "two hook processes, and what the hanging one has started"
+        first.kill()
+    assert await asyncio.to_thread(ended, hooks)
+    again = reward_context(tmp_path, bus, publisher, "reward.timeout_s=0.5", f"reward.args.folder={tmp_path}")
+    with actor_process(again) as second:
+        assert len(await read(bus, "samples", 60)) == 60
+        (letter,) = [decode(entry.data, DeadLetter) for entry in await read(bus, "dead", 1)]
+        assert await asyncio.to_thread(second.drain) == 0, second.log.read_text()
+    assert "did not return" in letter.reason
+    samples = await read(bus, "samples", 60)
+    assert (
+        len({(await read_execution(context, entry.headers, entry.data)).id for entry in samples}) == len(samples) == 60
+    )
+
+
+async def test_a_killed_server_loses_no_execution(tmp_path: Path, own_server: OwnServer, own_bus: Bus) -> None:
+    publisher = await Publisher(own_bus).start()
+    context = reward_context(tmp_path, own_bus, publisher)
+    for number in range(300):
+        await publish_execution(context, "episodes", execution(own_bus.run, str(number), "one"))
+    async with running(RewardActor(context)):
+        await read(own_bus, "samples", 50)
+        await asyncio.to_thread(own_server.kill)
+        await own_server.start()
+        assert len(await read(own_bus, "samples", 300)) == 300

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from actor_fixture import make_context, register_until, running
-from bus_fixture import DEADLINE_S, Connect
+from actor_fixture import actor_process, make_context, register_until, running
+from bus_fixture import DEADLINE_S, Connect, OwnServer
 
 from physarum.actors import states
 from physarum.actors.context import Context
@@ -120,7 +120,9 @@ async def test_a_dead_task_makes_room_and_dead_evaluations_do_not(
         await take(queue, LIMIT - 2)
         async with asyncio.timeout(DEADLINE_S):
             last = [*await queue.fetch(1, 5.0), *await queue.fetch(1, 5.0)]
-        evaluation = Task(id="eval/x/0", run=bus.run, source="main", ordinal=99, group="g", group_size=1, member=0, task_class="eval")
+        evaluation = Task(
+            id="eval/x/0", run=bus.run, source="main", ordinal=99, group="g", group_size=1, member=0, task_class="eval"
+        )
         subject = names.subject(bus.run, "tasks", "eval", evaluation.id)
         await publisher.publish(subject, encode(evaluation), message_id="task/eval")
         evals = WorkQueue(bus, publisher, "tasks", "tasks_eval", worker="test", ack_wait_s=5.0, max_deliver=1)
@@ -136,7 +138,9 @@ async def test_a_dead_task_makes_room_and_dead_evaluations_do_not(
 async def test_a_killed_source_is_followed_by_one_that_issues_the_uncommitted_row_under_the_same_ids(
     tmp_path: Path, bus: Bus, publisher: Publisher, queue: WorkQueue
 ) -> None:
-    context = make_context(tmp_path, bus, publisher, "source", "age.admission=free", "source.epochs=1", "source.args.size=20")
+    context = make_context(
+        tmp_path, bus, publisher, "source", "age.admission=free", "source.epochs=1", "source.args.size=20"
+    )
     async with running(SourceActor(context)):
         await issued(context, 40)
     register = context.run_register(SourcePosition)
@@ -145,7 +149,9 @@ async def test_a_killed_source_is_followed_by_one_that_issues_the_uncommitted_ro
     # As if the first source had been killed after publishing row 13 and before committing it.
     back = SourcePosition(epoch=0, index=13, issued=26, token=entry.value.token)
     await register.compare_and_set(back, entry.revision, states.SOURCE_POSITION, "main")
-    again = make_context(tmp_path, bus, publisher, "source", "age.admission=free", "source.epochs=1", "source.args.size=20")
+    again = make_context(
+        tmp_path, bus, publisher, "source", "age.admission=free", "source.epochs=1", "source.args.size=20"
+    )
     async with running(SourceActor(again)):
         position = await issued(again, 40)
         assert position.token == entry.value.token + 1
@@ -184,7 +190,9 @@ async def test_waits_for_the_evaluation_of_the_start_version(
     async with running(SourceActor(context)):
         await issued(context, 0)
         assert await queue.fetch(1, 0.3) == []
-        score = EvalScore(version="policy@1.0", score=0.3, problems=4, scored=4, off_version=0, started_at=0, finished_at=1)
+        score = EvalScore(
+            version="policy@1.0", score=0.3, problems=4, scored=4, off_version=0, started_at=0, finished_at=1
+        )
         await context.run_register(EvalScore).put(score, states.EVAL_START)
         assert len(await take(queue, LIMIT)) == LIMIT
 
@@ -230,3 +238,40 @@ async def test_data_without_a_usable_row_is_refused_by_name(tmp_path: Path, bus:
         async with asyncio.timeout(DEADLINE_S):
             await SourceActor(context).run()
     assert caught.group_contains(UnusableSourceError, match=r"holds no usable one \(1 are broken\)")
+
+
+async def test_a_killed_server_stops_nothing_and_no_task_is_issued_twice(
+    tmp_path: Path, own_server: OwnServer, own_bus: Bus
+) -> None:
+    publisher = await Publisher(own_bus).start()
+    context = make_context(
+        tmp_path, own_bus, publisher, "source", "age.admission=free", "source.epochs=1", "source.args.size=2000"
+    )
+    register = context.run_register(SourcePosition)
+    async with running(SourceActor(context)):
+        await register_until(register, lambda value: value.issued > 200, states.SOURCE_POSITION, "main")
+        await asyncio.to_thread(own_server.kill)
+        await own_server.start()
+        async with asyncio.timeout(DEADLINE_S):
+            while not (await context.run_register(SourcePosition).get(states.SOURCE_POSITION, "main")).value.finished:  # type: ignore[union-attr]
+                await asyncio.sleep(0.1)
+    tasks = [decode(entry.data, Task) for entry in await log.scan(own_bus, "tasks")]
+    assert sorted(task.ordinal for task in tasks) == list(range(4000))
+
+
+async def test_a_killed_source_is_followed_after_its_lease_has_expired(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """Real processes, SIGKILL while issuing; takes as long as the lease lasts."""
+    options = ("age.admission=free", "source.epochs=1", "source.args.size=1500")
+    context = make_context(tmp_path, bus, publisher, "source", *options)
+    register = context.run_register(SourcePosition)
+    with actor_process(context) as first:
+        await register_until(register, lambda value: value.issued > 100, states.SOURCE_POSITION, "main")
+        first.kill()
+    with actor_process(make_context(tmp_path, bus, publisher, "source", *options, instance="source-1")) as second:
+        await register_until(register, lambda value: value.finished, states.SOURCE_POSITION, "main")
+        assert await asyncio.to_thread(second.drain) == 0, second.log.read_text()
+    tasks = [decode(entry.data, Task) for entry in await log.scan(bus, "tasks")]
+    assert sorted(task.ordinal for task in tasks) == list(range(3000))
+    assert len({task.id for task in tasks}) == 3000

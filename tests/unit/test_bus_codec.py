@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest

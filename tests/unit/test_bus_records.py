@@ -25,7 +25,9 @@ def make(**changes: Any) -> Sample:
 
 
 def make_execution(*samples: Sample) -> Execution:
-    task = Task(id="s/0/7/1", run="r", source="s", group="s/0/7", ordinal=29, group_size=4, member=1, attempt=2, tenant="t")
+    task = Task(
+        id="s/0/7/1", run="r", source="s", group="s/0/7", ordinal=29, group_size=4, member=1, attempt=2, tenant="t"
+    )
     return Execution(id="e", task=task, samples=list(samples), worker="rollout-0", started_at=1.0, finished_at=2.0)
 
 
@@ -51,7 +53,9 @@ def make_execution(*samples: Sample) -> Execution:
         ({"spans": [Span("policy@1.1", 0, 0), Span("policy@1.2", 0, 4)]}, "does not continue at token 0"),
     ],
 )
-def test_a_sample_that_breaks_an_invariant_is_refused_with_what_was_found(changes: dict[str, Any], message: str) -> None:
+def test_a_sample_that_breaks_an_invariant_is_refused_with_what_was_found(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RecordError, match=message):
         make(**changes)
 
@@ -78,7 +82,13 @@ def test_an_execution_without_sample_is_refused() -> None:
 
 def test_the_header_counts_what_the_planner_needs() -> None:
     header = execution_header(make_execution(make(reward=0.5), make(trainable=False)), digest="d")
-    assert (header.task, header.group, header.group_size, header.member, header.attempt) == ("s/0/7/1", "s/0/7", 4, 1, 2)
+    assert (header.task, header.group, header.group_size, header.member, header.attempt) == (
+        "s/0/7/1",
+        "s/0/7",
+        4,
+        1,
+        2,
+    )
     assert (header.tenant, header.digest, header.tokens, header.trainable) == ("t", "d", 12, 3)
     assert header.samples[0].span_trainable == [2, 1]  # mask TT|FT
     assert header.samples[1].span_trainable == [0, 0] and header.samples[1].trainable == 0

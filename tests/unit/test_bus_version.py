@@ -18,7 +18,8 @@ def test_a_label_parses_to_what_wrote_it(epoch: int, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["", "policy", "policy@1", "policy@1.", "policy@1.2\n", "policy@-1.2", "1p@1.2", "policy@1.2.3", "policy@١.٢"]
+    "label",
+    ["", "policy", "policy@1", "policy@1.", "policy@1.2\n", "policy@-1.2", "1p@1.2", "policy@1.2.3", "policy@١.٢"],
 )
 def test_what_is_no_label_is_refused_with_an_example(label: str) -> None:
     with pytest.raises(RecordError, match=r"is not MODEL@EPOCH\.NUMBER \(for example policy@3\.128\)"):
@@ -27,7 +28,7 @@ def test_what_is_no_label_is_refused_with_an_example(label: str) -> None:
 
 def test_versions_order_by_epoch_before_number_and_as_numbers() -> None:
     labels = ["policy@1.9", "policy@1.10", "policy@2.3", "policy@10.0"]
-    assert sorted(reversed(labels), key=Version.parse) == labels
+    assert sorted((labels[2], labels[0], labels[3], labels[1]), key=Version.parse) == labels
 
 
 def test_effective_number_by_hand() -> None:
@@ -78,7 +79,9 @@ def test_age_is_what_the_weights_say_and_never_negative(
     """A token is as old as the steps of the current weights that its own weights had not been through."""
     made, forks, current, number = history
     for version, steps in made:
-        shared = next((i for i, (a, b) in enumerate(zip(steps, current, strict=False)) if a != b), min(len(steps), number))
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(steps, current, strict=False)) if a != b), min(len(steps), number)
+        )
         found = age(version, number, forks)
         assert found >= 0
         assert found >= number - shared  # never younger than the weights say

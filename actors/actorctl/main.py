@@ -1,0 +1,225 @@
+"""`actorctl`: the commands and their options. What they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Final, Optional
+
+import orjson
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+import physarum
+from physarum.actors.actorctl import down as down_command
+from physarum.actors.actorctl import exits, target
+from physarum.actors.actorctl import ledger as ledger_command
+from physarum.actors.actorctl import logs as logs_command
+from physarum.actors.actorctl import ps as ps_command
+from physarum.actors.actorctl import up as up_command
+from physarum.actors.display.result import account_line
+from physarum.actors.supervisor.errors import RunFinishedError
+from physarum.configs.checks import check as check_config
+from physarum.configs.errors import errors_in
+from physarum.configs.loader import resolve
+from physarum.configs.overrides import parse_command_line
+
+app = typer.Typer(
+    help="Runs physarum's actors: fully asynchronous RL post-training of LLMs.",
+    epilog=exits.HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_SETTINGS: Final = {"ignore_unknown_options": True, "allow_interspersed_args": True}
+_PACKAGES: Final = ("torch", "megatron-core", "nats-py", "transformers")
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file.")]
+Settings = Annotated[
+    Optional[list[str]],  # noqa: UP045  # typer reads the annotation at run time
+    typer.Argument(
+        metavar="[SETTING]...",
+        help="Over the file: `trainer.lr=1e-4`, `--megatron-FIELD VALUE`, `--sglang-ARG VALUE`.",
+    ),
+]
+Target = Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="A run's name, or its configuration.")]
+Root = Annotated[Path, typer.Option("--root", help="Where run folders lie, for a NAME.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks and more messages.")]
+
+
+@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+def up(
+    config: Config,
+    settings: Settings = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when the actors are started.")] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+    ready_fd: Annotated[int | None, typer.Option("--ready-fd", hidden=True)] = None,
+) -> None:
+    """Start a run (or continue, or adopt it) and supervise it to its end. Ctrl-C drains; twice stops at once.
+
+    A run that is finished already is not started again: its summary is shown, with status 0.
+    """
+    with exits.reported(verbose):
+        found = resolve(config, parse_command_line(settings or []))
+        shown = up_command.screen(as_json)
+        try:
+            up_command.refuse_taken(found)
+            up_command.refuse_bad(found, shown.console)
+            if detach:
+                raise typer.Exit(up_command.detach(found))
+            up_command.configure_logging(up_command.RunFolder(found.run.folder), shown.console, verbose)
+            summary = uvloop.run(up_command.supervise(found, shown, up_command.announce_ready(ready_fd)))
+        except RunFinishedError as error:
+            summary = up_command.finished_summary(found, error)
+        up_command.show_summary(found.run.name, summary, shown, as_json)
+        _fail_unless_closed(summary["account"])
+
+
+@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+def down(
+    name: Annotated[Optional[str], typer.Argument(metavar="[NAME|CONFIG]")] = None,  # noqa: UP045
+    settings: Settings = None,
+    now: Annotated[bool, typer.Option("--now", help="Do not drain: kill.")] = False,
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Drain and stop a run (without a name: the one that is live). It can be continued with `up`."""
+    with exits.reported(verbose):
+        folder = target.find_only(name, root, settings or [])
+        if folder is None:
+            _say({"run": None}, "nothing is running", as_json)
+            return
+        stopped = uvloop.run(down_command.stop_run(folder, now))
+        found = {"run": stopped.run, "supervisor": stopped.supervisor, "actors": list(stopped.actors), "bus": stopped.bus}
+        _say(found, f"run {stopped.run} is stopped ({len(stopped.actors)} actors)", as_json)
+
+
+@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+def ps(
+    name: Target, settings: Settings = None, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False
+) -> None:
+    """List a run's actors: role, instance, pid, state, uptime, restarts, devices, event-loop lag, numbers."""
+    with exits.reported(verbose):
+        state = uvloop.run(ps_command.look(target.find(name, root, settings or [])))
+        if as_json:
+            _print_json(state)
+        else:
+            ps_command.show(state, Console())
+
+
+@app.command(epilog=exits.HELP)
+def logs(
+    name: Target,
+    instance: Annotated[Optional[str], typer.Argument(help="One actor, for example rollout-0.")] = None,  # noqa: UP045
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show the last lines of the actors' logs. With --json one object {instance, text} on each line."""
+    with exits.reported(verbose):
+        files = logs_command.log_files(target.find(name, root), instance)
+        logs_command.show(logs_command.read(files, lines, follow), as_json, prefixed=instance is None)
+
+
+@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+def check(config: Config, settings: Settings = None, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Validate a configuration, its hooks, files, ports, devices and disk, without starting anything."""
+    with exits.reported(verbose):
+        problems = check_config(resolve(config, parse_command_line(settings or [])))
+        fields = ("severity", "where", "found", "expected", "remedy")
+        rows = [{name: str(getattr(problem, name)) for name in fields} for problem in problems]
+        if as_json:
+            _print_json({"problems": rows})
+        elif not rows:
+            _say({}, f"{config}: no problem found", as_json)
+        else:
+            _print_problems(fields, rows)
+        if errors_in(problems):
+            raise typer.Exit(exits.USAGE)
+
+
+@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+def ledger(
+    name: Target,
+    settings: Settings = None,
+    recount: Annotated[bool, typer.Option("--recount", help="Count a finished run's store again.")] = False,
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Print the account: issued = trained + masked + dropped + dead + in flight. Status 1 when it does not close."""
+    with exits.reported(verbose):
+        found = uvloop.run(ledger_command.account_of(target.find(name, root, settings or []), recount))
+        _say(found, account_line(found), as_json)
+        _fail_unless_closed(found)
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Print the version, and those of the main packages."""
+    found = {"physarum": physarum.__version__, **{name: _installed(name) for name in _PACKAGES}}
+    _say(found, "\n".join(f"{name} {number or 'not installed'}" for name, number in found.items()), as_json)
+
+
+def main() -> None:
+    """Entry point. Hooks may live in the working directory, as they may for the actors."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    app()
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _fail_unless_closed(account: dict[str, Any]) -> None:
+    if not ledger_command.closes(account):
+        sys.stderr.write(
+            f"error: the account does not close: {account_line(account)}; {account['double_trained']} trained twice;"
+            " expected 0 and 0. Keep the run folder and report it: this is a fault of physarum\n"
+        )
+        raise typer.Exit(exits.FAILED)
+
+
+def _print_problems(fields: tuple[str, ...], rows: list[dict[str, str]]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        for row in rows:
+            typer.echo(f"{row['severity']}: {row['where']}: found {row['found']}; expected {row['expected']}."
+                       f" Remedy: {row['remedy']}.")  # fmt: skip
+        return
+    table = Table(show_lines=True)
+    for name in fields:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table)
+
+
+def _say(found: dict[str, Any], text: str, as_json: bool) -> None:
+    if as_json:
+        _print_json(found)
+    else:
+        typer.echo(text)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""`actorctl ps`: every actor of a run, from what was recorded at its start and from its heartbeat."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from physarum.actors.actorctl.target import recorded_endpoint
+from physarum.actors.context import RunFolder
+from physarum.actors.display.text import STATE_STYLES, duration, facts
+from physarum.actors.display.view import ActorRow, actor_rows
+from physarum.actors.supervisor.errors import NotRunningError
+from physarum.actors.supervisor.process import read_records
+from physarum.actors.supervisor.run_lock import holder
+from physarum.bus.connection import Bus
+from physarum.bus.errors import BusError
+from physarum.bus.presence import Heartbeat, Roster
+
+_CONNECT_S = 5.0
+
+
+async def look(folder: RunFolder) -> dict[str, Any]:
+    """The state of a run as plain values. Raises NotRunningError when nothing of it is there."""
+    records = [record for record in read_records(folder.actors) if record.alive]
+    found = holder(folder.path)
+    if found is None and not records:
+        raise NotRunningError(f"run {folder.path.name} is not running; start it with `actorctl up`")
+    heartbeats, bus_error = await _heartbeats(folder)
+    now = time.time()
+    return {
+        "run": folder.path.name,
+        "supervisor": None if found is None else found.pid,
+        "bus": bus_error or "up",
+        "actors": [_plain(row, now) for row in actor_rows(records, heartbeats)],
+    }
+
+
+def show(state: dict[str, Any], console: Console) -> None:
+    supervisor = state["supervisor"]
+    by = "no supervisor (it was killed; `actorctl up` adopts the actors)" if supervisor is None else f"supervisor {supervisor}"
+    console.print(f"run {state['run']}: {by}, bus {state['bus']}", markup=False, highlight=False, soft_wrap=True)
+    table = Table(box=None, header_style="dim")
+    for name in ("role", "instance", "pid", "state", "up", "restarts", "gpus", "lag", "numbers"):
+        table.add_column(name, no_wrap=True)
+    for actor in state["actors"]:
+        table.add_row(*_cells(actor))
+    console.print(table)
+
+
+def _cells(actor: dict[str, Any]) -> tuple[str | Text, ...]:
+    lag_s = actor["lag_s"]
+    return (
+        actor["role"],
+        actor["instance"],
+        str(actor["pid"]),
+        Text(actor["state"], style=STATE_STYLES.get(actor["state"], "")),
+        duration(actor["uptime_s"]),
+        str(actor["restarts"]),
+        ",".join(map(str, actor["gpus"])) or "-",
+        "-" if lag_s is None else f"{1000 * lag_s:.0f} ms",
+        facts(actor["numbers"]),
+    )
+
+
+def _plain(row: ActorRow, now: float) -> dict[str, Any]:
+    return {
+        "role": row.role,
+        "instance": row.instance,
+        "pid": row.pid,
+        "state": row.state,
+        "uptime_s": round(now - row.started_at, 1),
+        "restarts": row.restarts,
+        "gpus": list(row.gpus),
+        "lag_s": row.lag_s,
+        "numbers": dict(row.numbers),
+    }
+
+
+async def _heartbeats(folder: RunFolder) -> tuple[list[Heartbeat], str]:
+    """What the bus knows, or why it cannot be asked: the processes are shown all the same."""
+    try:
+        bus = await Bus.connect(recorded_endpoint(folder), folder.path.name, "ps", _CONNECT_S)
+    except (BusError, NotRunningError) as error:
+        return [], f"unreachable: {error}"
+    try:
+        async with Roster(bus).open() as roster:
+            return roster.members, ""
+    except BusError as error:
+        return [], f"unreachable: {error}"
+    finally:
+        await bus.close()
