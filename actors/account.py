@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -24,13 +24,15 @@ from physarum.bus import ledger, log, names
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
 from physarum.bus.errors import CodecError
-from physarum.bus.ledger import DurableRecord, Numbered, PlanRecord, RollbackRecord, StepRecord
-from physarum.bus.log import LogEntry, LogReader
+from physarum.bus.ledger import DurableRecord, Numbered, Place, PlanRecord, RollbackRecord, StepRecord
+from physarum.bus.log import LogEntry, LogGapError, LogReader
 from physarum.bus.names import StreamKey
 from physarum.bus.records import Task
 from physarum.bus.work import DeadLetter
 
-_DUPLICATE = "duplicate"
+_DUPLICATE: Final = "duplicate"
+_REFUSED: Final = "refused"
+_TRIMS: Final = 5
 
 
 class Logical(NamedTuple):
@@ -76,41 +78,38 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class Surviving(NamedTuple):
-    """What a ledger says after its rollbacks. `plans` belong to `steps`, in the same order."""
+class Settled(NamedTuple):
+    """A surviving step and the plan that it executed."""
 
-    steps: list[StepRecord]
-    plans: list[PlanRecord]
-    durable_number: int
+    step: StepRecord
+    plan: PlanRecord
 
 
-def survivors(records: Iterable[Numbered]) -> Surviving:
-    """The steps that no later rollback made void: of an earlier epoch than the rollback's, and above its fork."""
-    ordered = sorted(records, key=lambda item: item.sequence)
-    plans = {item.sequence: item.record for item in ordered if isinstance(item.record, PlanRecord)}
-    steps: list[StepRecord] = []
-    durable: list[DurableRecord] = []
-    for item in ordered:
-        record = item.record
-        if isinstance(record, StepRecord):
-            steps.append(record)
-        elif isinstance(record, DurableRecord):
-            durable.append(record)
-        elif isinstance(record, RollbackRecord):
-            steps = [step for step in steps if _survives(step, record)]
-            durable = [one for one in durable if _survives(one, record)]
-    found = [plans[step.plan] for step in steps if step.plan in plans]
-    return Surviving(steps, found, max((one.number for one in durable), default=0))
+def settled(records: Sequence[Numbered]) -> list[Settled]:
+    """The steps that no takeover made void, in order, with their plans."""
+    plans = {item.sequence: item.record for item in records if isinstance(item.record, PlanRecord)}
+    return [Settled(step, plans[step.plan]) for step in ledger.surviving_steps(list(records)) if step.plan in plans]
+
+
+def durable_plan(records: Iterable[Numbered]) -> int:
+    """The sequence of the last plan that a checkpoint on disk covers; 0 when there is none."""
+    last = 0
+    for item in records:
+        if isinstance(item.record, DurableRecord):
+            last = max(last, item.record.last_plan)
+        elif isinstance(item.record, RollbackRecord):
+            last = min(last, item.record.last_plan)
+    return last
 
 
 def close_account(
-    issued: Mapping[str, int], records: Iterable[Numbered], dead: Iterable[Logical], present: Iterable[Logical]
+    issued: Mapping[str, int], records: Sequence[Numbered], dead: Iterable[Logical], present: Iterable[Logical]
 ) -> Account:
     """The account. `issued`: per source; `dead` and `present`: physical copies, read before the ledger was."""
-    steps, plans, durable_number = survivors(records)
-    trained, masked, double = _planned(plans)
+    done = settled(records)
+    trained, masked, double = _planned(done)
     disposed = trained | masked
-    dropped, duplicates = _dropped(plans, disposed)
+    dropped, duplicates = _dropped(done, disposed)
     disposed |= dropped.keys()
     dead_now = set(dead)
     duplicates += len(dead_now & disposed)
@@ -126,7 +125,7 @@ def close_account(
         "dead": len(dead_now - ahead),
         "in_flight": len(waiting - ahead),
     }
-    total = sum(issued.values())
+    total, durable = sum(issued.values()), durable_plan(records)
     return Account(
         issued=total,
         **places,
@@ -135,8 +134,8 @@ def close_account(
         duplicates=duplicates,
         double_trained=double,
         ahead=len(ahead),
-        provisional_steps=sum(step.number > durable_number for step in steps),
-        tokens=Tokens(sum(step.tokens_trained for step in steps), sum(step.tokens_masked for step in steps)),
+        provisional_steps=sum(step.plan > durable for step, _ in done),
+        tokens=Tokens(sum(step.tokens_trained for step, _ in done), sum(step.tokens_masked for step, _ in done)),
     )
 
 
@@ -157,34 +156,35 @@ async def read_ledger(bus: Bus) -> list[Numbered]:
     return [ledger.decode_entry(entry) for entry in await _entries(bus, "ledger", headers_only=False)]
 
 
-def _survives(record: StepRecord | DurableRecord, rollback: RollbackRecord) -> bool:
-    return record.epoch >= rollback.new_epoch or record.number <= rollback.fork
+def _logical(place: Place) -> Logical:
+    return Logical(place.source, place.ordinal, place.attempt)
 
 
-def _planned(plans: Iterable[PlanRecord]) -> tuple[set[Logical], set[Logical], int]:
-    """(trained, masked, times that an execution is in a second surviving step)."""
+def _planned(done: Iterable[Settled]) -> tuple[set[Logical], set[Logical], int]:
+    """(trained, masked, times that an execution is in a second surviving step). A refused step planned and did nothing."""
     trained: set[Logical] = set()
     masked: set[Logical] = set()
     double = 0
-    for plan in plans:
-        for one in plan.executions:
-            logical = Logical(one.source, one.ordinal, one.attempt)
+    for step, plan in done:
+        for one in plan.executions if not step.refused else ():
+            logical = _logical(one)
             double += logical in trained or logical in masked
             (trained if one.trained_tokens > 0 else masked).add(logical)
     return trained, masked - trained, double
 
 
-def _dropped(plans: Iterable[PlanRecord], planned: set[Logical]) -> tuple[dict[Logical, str], int]:
+def _dropped(done: Iterable[Settled], planned: set[Logical]) -> tuple[dict[Logical, str], int]:
     """(reason of each dropped execution that has no better place, number of duplicates)."""
     dropped: dict[Logical, str] = {}
     duplicates = 0
-    for plan in plans:
-        for one in plan.dropped:
-            logical = Logical(one.source, one.ordinal, one.attempt)
-            if one.reason == _DUPLICATE or logical in planned or logical in dropped:
+    for step, plan in done:
+        lost = [(_logical(one), one.reason) for one in plan.dropped]
+        lost += [(_logical(one), _REFUSED) for one in plan.executions] if step.refused else []
+        for logical, reason in lost:
+            if reason == _DUPLICATE or logical in planned or logical in dropped:
                 duplicates += 1
             else:
-                dropped[logical] = one.reason
+                dropped[logical] = reason
     return dropped, duplicates
 
 
@@ -208,7 +208,17 @@ async def _executions(bus: Bus, key: StreamKey) -> list[Logical]:
 
 
 async def _entries(bus: Bus, key: StreamKey, *, headers_only: bool) -> list[LogEntry]:
-    """Every message that a log holds now (a work queue has gaps: `log.scan` reads that)."""
+    """Every message that a log holds now (a work queue has gaps: `log.scan` reads that).
+
+    The trainer may trim SAMPLES below a durable checkpoint while it is read: what it takes away is in the ledger.
+    """
+    for _ in range(_TRIMS):
+        with contextlib.suppress(LogGapError):
+            return await _read_log(bus, key, headers_only)
+    raise LogGapError(f"{names.stream(bus.run, key)} was trimmed {_TRIMS} times while it was read; try again")
+
+
+async def _read_log(bus: Bus, key: StreamKey, headers_only: bool) -> list[LogEntry]:
     state = await log.state(bus, key)
     found: list[LogEntry] = []
     if state.messages == 0:

@@ -99,6 +99,8 @@ class Context:
         self.endpoint = endpoint
         self.bus = bus
         self.publisher = publisher
+        # Heartbeats have a window of their own: work that waits for a full stream must not silence the actor.
+        self.heartbeat_publisher = Publisher(bus)
         self.host = socket.gethostname()
         self.draining = asyncio.Event()
         self.paused = False

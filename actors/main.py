@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
             _log.error("%s failed: %s: %s", identity, type(error).__name__, error)
         _log.debug("%s", "".join(traceback.format_exception(group)))
         return _status(_leaves(group))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the end of the process: named in its log, told by its status
         _log.exception("%s failed: %s: %s", identity, type(error).__name__, error)
         return EXIT_FAILED
     return EXIT_OK

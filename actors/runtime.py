@@ -81,6 +81,7 @@ class Runtime:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        await self._context.heartbeat_publisher.start()
         await self._beat()
         helpers = [
             asyncio.create_task(self._heartbeats(), name="heartbeats"),
@@ -166,8 +167,9 @@ class Runtime:
 
     async def _beat(self, state: str | None = None) -> None:
         self._beats += 1
+        publisher = self._context.heartbeat_publisher
         try:
-            await announce(self._context.bus, self._context.publisher, self._heartbeat(state), timeout_s=EXPIRY_S / 2)
+            await announce(self._context.bus, publisher, self._heartbeat(state), timeout_s=EXPIRY_S / 2)
         except BusError as error:
             _log.warning("heartbeat not stored: %s", error)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from physarum.actors import states
-from physarum.actors.account import Account, account, read_ledger, survivors
+from physarum.actors.account import Account, account, read_ledger, settled
 from physarum.actors.context import RunFolder
 from physarum.actors.model_maker import StartModel, read_start_model
 from physarum.bus import log, names
@@ -39,6 +39,7 @@ class Tally:
         self.versions: set[str] = set()
         self.pauses_s: list[float] = []
         self.engine_start_s: float | None = None
+        self.ready_at: dict[int, float] = {}
         self._generating: list[Interval] = []
 
     def add(self, metric: Metric) -> None:
@@ -53,6 +54,8 @@ class Tally:
                 self.versions.add(str(values["version"]))
             case "swap":
                 self.pauses_s.append(float(values["pause_s"]))
+            case "trainer_ready":
+                self.ready_at.setdefault(int(values["epoch"]), metric.at)
             case "engine_start":
                 self.engine_start_s = max(self.engine_start_s or 0.0, float(values["seconds"]))
 
@@ -79,8 +82,8 @@ async def summarise(bus: Bus, config: RootConfig, folder: RunFolder, tally: Tall
     records = await read_ledger(bus)
     eval_start = await _register(bus, states.EVAL_START, states.EvalScore)
     facts = Facts(
-        steps=survivors(records).steps,
-        training_began_at=await _began_at(bus, records, eval_start),
+        steps=[step for step, _ in settled(records)],
+        training_began_at=await _began_at(bus, records, tally, eval_start),
         eval_start=eval_start,
         eval_end=await _register(bus, states.EVAL_END, states.EvalScore),
         done=await _register(bus, states.TRAINER_DONE, states.TrainerDone),
@@ -94,7 +97,6 @@ def build(facts: Facts, tally: Tally, closed: Account) -> dict[str, Any]:
     """The summary's fields, in the order in which they are shown."""
     steps = facts.steps
     seconds = _seconds(facts)
-    wait_s = sum(step.wait_s for step in steps)
     ages = [age for step in steps for age, tokens in step.ages.items() if tokens]
     return {
         "reward_start": facts.eval_start.score if facts.eval_start else None,
@@ -105,7 +107,7 @@ def build(facts: Facts, tally: Tally, closed: Account) -> dict[str, Any]:
         "setup_seconds": _setup(facts.start_model, tally),
         "tokens_generated": tally.tokens_generated,
         "tokens_trained": closed.tokens.trained,
-        "trainer_wait_share": _rounded(wait_s / seconds) if seconds else None,
+        "trainer_wait_share": _rounded(_waited_s(facts) / seconds) if seconds else None,
         "overlap_share": _rounded(overlap_share(steps, tally.generating)),
         "age_bound": facts.age_bound,
         "max_trained_age": max(ages, default=None),
@@ -166,6 +168,13 @@ def _seconds(facts: Facts) -> float | None:
     return max(step.finished_at for step in facts.steps) - facts.training_began_at
 
 
+def _waited_s(facts: Facts) -> float:
+    """Waiting for samples ends where a step starts; what was waited before training began (its evaluation) is not its."""
+    began_at = facts.training_began_at or 0.0
+    waits = [(max(began_at, step.started_at - step.wait_s), step.started_at) for step in facts.steps]
+    return sum(end - start for start, end in union(waits))
+
+
 def _setup(model: StartModel | None, tally: Tally) -> dict[str, Any]:
     """`sft` is what making the start model took when it was made; `sft_cached` says that it was made earlier."""
     by_run = model is not None and model.origin == "made_by"
@@ -176,19 +185,20 @@ def _setup(model: StartModel | None, tally: Tally) -> dict[str, Any]:
     }
 
 
-async def _began_at(bus: Bus, records: Sequence[Numbered], eval_start: states.EvalScore | None) -> float | None:
-    """When the first trainer took over and (where asked for) the start model was evaluated, whichever came later."""
+async def _began_at(
+    bus: Bus, records: Sequence[Numbered], tally: Tally, eval_start: states.EvalScore | None
+) -> float | None:
+    """When the first trainer was ready and (where asked for) the start model was evaluated, whichever came later.
+
+    Without the trainer's own report the moment of its first ledger record (its takeover) stands for its readiness.
+    """
     first = next((item for item in records if isinstance(item.record, RollbackRecord)), None)
-    if first is None:
+    if first is None or not isinstance(first.record, RollbackRecord):
         return None
-    stored = (await log.get(bus, "ledger", first.sequence)).headers.get("Nats-Time-Stamp")
-    moments = [] if stored is None else [_unix(stored)]
-    ready = await _register(bus, states.TRAINER_READY, states.TrainerReady)
-    if ready is not None and isinstance(first.record, RollbackRecord) and ready.epoch == first.record.new_epoch:
-        moments.append(ready.at)
-    if eval_start is not None:
-        moments.append(eval_start.finished_at)
-    return max(moments, default=None)
+    ready_at = tally.ready_at.get(first.record.new_epoch)
+    if ready_at is None:
+        ready_at = _unix((await log.get(bus, "ledger", first.sequence)).headers["Nats-Time-Stamp"])
+    return max(ready_at, eval_start.finished_at) if eval_start is not None else ready_at
 
 
 async def _register(bus: Bus, key: str, kind: type[T]) -> T | None:

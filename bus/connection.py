@@ -19,13 +19,14 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from physarum.bus.endpoint import Endpoint
-from physarum.bus.errors import BusRefusedError, BusUnreachableError, WrongSequenceError
+from physarum.bus.errors import BusRefusedError, BusUnreachableError, NotStoredError, WrongSequenceError
 from physarum.bus.names import check_run
 
 _log = logging.getLogger(__name__)
 
 # Outbound bytes kept while the server is away; above it publishes raise and the publisher retries them.
 _PENDING_BYTES: Final = 64 << 20
+_NOT_STORED: Final = 10037
 _WRONG_SEQUENCE: Final = (10071, 10164)
 
 Handler = Callable[[Msg], Awaitable[None]]
@@ -57,7 +58,8 @@ class Bus:
                 await client.connect(**options)
         except (TimeoutError, OSError, nats.errors.Error) as error:
             await client.close()
-            raise BusUnreachableError(_unreachable(endpoint, error, bus.last_permission_error, deadline_s)) from error
+            cause = client.last_error or error
+            raise BusUnreachableError(_unreachable(endpoint, cause, bus.last_permission_error, deadline_s)) from error
         return bus
 
     def _options(self, name: str, deadline_s: float) -> dict[str, Any]:
@@ -114,11 +116,9 @@ class Bus:
         time out: the late PONG then ends its read loop, and the connection is deaf for half a minute.
         """
         try:
-            await self.client.request(f"ph.{self.run}.ping", timeout=self.timeout_s)
-        except nats.errors.NoRespondersError:
+            await self.request(f"ph.{self.run}.ping", b"", repeatable=True)
+        except BusRefusedError:
             return
-        except nats.errors.Error as error:
-            raise BusUnreachableError(f"the bus at {self.endpoint.url} did not answer a ping: {error!r}") from error
 
     async def request(
         self, subject: str, payload: bytes, timeout_s: float | None = None, *, repeatable: bool = False
@@ -206,6 +206,8 @@ class Bus:
 def refused(what: str, error: dict[str, Any]) -> BusRefusedError | WrongSequenceError:
     """The server's JSON error as an exception with its own words and code."""
     code, text = error.get("err_code"), error.get("description", "no description")
+    if code == _NOT_STORED:
+        return NotStoredError(f"{what}: {text} (code {code})")
     if code in _WRONG_SEQUENCE:
         return WrongSequenceError(f"{what}: {text} (code {code})")
     return BusRefusedError(f"{what}: {text} (code {code})")

@@ -25,6 +25,10 @@ class BusRefusedError(BusError):
     """The server answered and refused: permissions, limits, or a name that does not exist."""
 
 
+class NotStoredError(BusRefusedError):
+    """The stream holds no such message."""
+
+
 class StreamFullError(BusError):
     """The stream is at its limit and discards new messages; the publisher must wait."""
 

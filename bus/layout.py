@@ -19,7 +19,7 @@ from typing import Final
 
 import nats.errors
 import nats.js.errors
-from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RePublish, RetentionPolicy, StorageType, StreamConfig
 
 from physarum.bus import names
 from physarum.bus.connection import Bus
@@ -118,6 +118,7 @@ def _log(run: str, key: StreamKey, max_bytes: int) -> StreamConfig:
 
 
 def _register(run: str, key: StreamKey, *, expiring: bool) -> StreamConfig:
+    changed = f"{names.changed_subject(run, key)}.>"
     return StreamConfig(
         name=names.stream(run, key),
         subjects=[names.all_subjects(run, key)],
@@ -128,7 +129,9 @@ def _register(run: str, key: StreamKey, *, expiring: bool) -> StreamConfig:
         duplicate_window=_DEDUPE_WINDOW_S,
         allow_direct=True,
         allow_msg_ttl=expiring or None,
-        allow_rollup_hdrs=False,
+        # Watchers are told after a value is stored; a plain subscription may be told before, and read the old one.
+        # Presence has no such watchers: its subscribers take the heartbeat itself.
+        republish=None if key == "presence" else RePublish(src=names.all_subjects(run, key), dest=changed, headers_only=True),
     )
 
 

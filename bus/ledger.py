@@ -6,6 +6,7 @@ new owner's first record (`rollback`) moves the end of the log.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TypeAlias
 
 import msgspec
@@ -133,10 +134,11 @@ async def read(bus: Bus, start: int = 1) -> list[Numbered]:
     reader = LogReader(bus, "ledger", start)
     if last < start:
         return found
-    async for batch in reader.batches():
-        found += [decode_entry(entry) for entry in batch]
-        if reader.next_sequence > last:
-            break
+    async with contextlib.aclosing(reader.batches()) as batches:
+        async for batch in batches:
+            found += [decode_entry(entry) for entry in batch]
+            if reader.next_sequence > last:
+                break
     return found
 
 

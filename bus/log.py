@@ -7,8 +7,9 @@ since they lose messages after a slow-consumer event; a gap here is an error, ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Final
 
 import msgspec
@@ -66,20 +67,23 @@ class LogReader:
         self._name = ""
         self._replaced = bus.reconnections()
 
-    async def batches(self, wait_s: float = 5.0) -> AsyncIterator[list[LogEntry]]:
+    async def batches(self, wait_s: float = 5.0) -> AsyncGenerator[list[LogEntry], None]:
         """Batches as they come, for ever; an empty batch says that nothing came within `wait_s`.
+
+        Whoever stops reading before the end of the process closes it (contextlib.aclosing).
 
         Raises LogGapError when a sequence is missing, and goes on by itself after a server restart.
         """
         while True:
             puller = await self._consumer()
             try:
-                async for batch in self._read(puller, wait_s):
-                    yield batch
+                async with contextlib.aclosing(self._read(puller, wait_s)) as read:
+                    async for batch in read:
+                        yield batch
             finally:
                 await puller.stop()
 
-    async def _read(self, puller: Puller, wait_s: float) -> AsyncIterator[list[LogEntry]]:
+    async def _read(self, puller: Puller, wait_s: float) -> AsyncGenerator[list[LogEntry], None]:
         while not self._replaced.is_set():
             messages = await puller.fetch(_BATCH, wait_s)
             entries = [self._checked(message) for message in messages]

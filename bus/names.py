@@ -45,5 +45,10 @@ def all_subjects(run: str, key: StreamKey) -> str:
     return f"ph.{run}.{key}.>"
 
 
+def changed_subject(run: str, key: StreamKey, *tokens: str) -> str:
+    """Where a register announces that a value *was stored* (the server republishes it then, never before)."""
+    return ".".join(("ph", run, "changed", key, *(_UNSAFE.sub("_", token) for token in tokens)))
+
+
 def control_subject(run: str, role: str, instance: str, verb: str) -> str:
     return f"ph.{run}.control.{role}.{instance}.{verb}"

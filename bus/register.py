@@ -1,12 +1,14 @@
 """Last-value registers: small records by key, with compare-and-set and, where the stream allows it, a time to live.
 
-A register is a stream that keeps one message per subject; the value's sequence is its revision. Watching is a core
-subscription used as a hint: a refused compare-and-set is seen by subscribers too, so the value is always read back.
+A register is a stream that keeps one message per subject; the value's sequence is its revision. Watchers listen where
+the server republishes values *after* it stored them: on the register's own subject they would also hear refused
+compare-and-sets, and could read the old value between a message's arrival and its storage, and then wait for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
@@ -17,7 +19,7 @@ from nats.aio.msg import Msg
 from physarum.bus import names
 from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
-from physarum.bus.errors import WrongSequenceError
+from physarum.bus.errors import NotStoredError, WrongSequenceError
 from physarum.bus.names import StreamKey
 from physarum.bus.publisher import Publisher
 
@@ -43,15 +45,15 @@ class Register(Generic[T]):
         return names.subject(self._bus.run, self._key, *tokens)
 
     async def get(self, *tokens: str) -> Entry[T]:
-        """The current value, or Entry(None, 0)."""
-        request = f"$JS.API.DIRECT.GET.{self._stream}.{self.subject(*tokens)}"
-        reply = await self._bus.request(request, b"", repeatable=True)
-        headers = reply.headers or {}
-        if headers.get("Status") == "404":
+        """The current value, or Entry(None, 0). Read on the stream's leader: a follower may not have it yet."""
+        try:
+            reply = await self._bus.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self.subject(*tokens)})
+        except NotStoredError:
             return Entry(None, 0)
-        revision = int(headers["Nats-Sequence"])
+        message = reply["message"]
+        data = base64.b64decode(message.get("data", ""))
         # A message without a body marks a deletion; the next writer must still name its revision.
-        return Entry(decode(reply.data, self._kind) if reply.data else None, revision)
+        return Entry(decode(data, self._kind) if data else None, int(message["seq"]))
 
     async def put(self, value: T, *tokens: str, ttl_s: int | None = None, deadline_s: float | None = 10.0) -> int:
         """Writes without condition and returns the revision."""
@@ -80,7 +82,8 @@ class Register(Generic[T]):
         async def hint(message: Msg) -> None:
             changed.set()
 
-        subscription = await self._bus.subscribe(self.subject(*tokens), hint)
+        subject = names.changed_subject(self._bus.run, self._key, *tokens)
+        subscription = await self._bus.subscribe(subject, hint)
         relay = asyncio.create_task(_set_on_reconnect(self._bus, changed), name=f"watch {self._stream}")
         try:
             changed.set()

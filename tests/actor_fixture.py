@@ -50,8 +50,16 @@ def make_context(
 
 @contextlib.asynccontextmanager
 async def running(actor: Actor) -> AsyncIterator[asyncio.Task[None]]:
-    """The actor's work; drained at the end of the block, where its error, if any, is raised."""
+    """The actor's work; drained at the end of the block. An error of the actor ends the block at once and is raised."""
+    body = asyncio.current_task()
+    assert body is not None
     work = asyncio.create_task(actor.run(), name=str(actor.context.identity))
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            body.cancel()
+
+    work.add_done_callback(ended)
     try:
         yield work
         actor.context.draining.set()
@@ -59,6 +67,9 @@ async def running(actor: Actor) -> AsyncIterator[asyncio.Task[None]]:
         async with asyncio.timeout(DEADLINE_S):
             await work
     finally:
+        work.remove_done_callback(ended)
+        if work.done() and not work.cancelled() and (error := work.exception()) is not None:
+            raise error
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
@@ -107,3 +118,10 @@ def actor_process(context: Context) -> Iterator[ActorProcess]:
     finally:
         if made.process.poll() is None:
             made.kill()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Returns as soon as the condition holds, for conditions that no event announces; a deadline is a failure."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -48,4 +48,4 @@ async def _count(endpoint: Endpoint, config: RootConfig) -> dict[str, Any]:
 
 def closes(found: dict[str, Any]) -> bool:
     """Nothing lost and nothing trained twice."""
-    return found["imbalance"] == 0 and found["double_trained"] == 0
+    return int(found["imbalance"]) == 0 and int(found["double_trained"]) == 0

@@ -21,6 +21,7 @@ from physarum.actors.actorctl import ledger as ledger_command
 from physarum.actors.actorctl import logs as logs_command
 from physarum.actors.actorctl import ps as ps_command
 from physarum.actors.actorctl import up as up_command
+from physarum.actors.context import RunFolder
 from physarum.actors.display.result import account_line
 from physarum.actors.supervisor.errors import RunFinishedError
 from physarum.configs.checks import check as check_config
@@ -75,7 +76,7 @@ def up(
             up_command.refuse_bad(found, shown.console)
             if detach:
                 raise typer.Exit(up_command.detach(found))
-            up_command.configure_logging(up_command.RunFolder(found.run.folder), shown.console, verbose)
+            up_command.configure_logging(RunFolder(found.run.folder), shown.console, verbose)
             summary = uvloop.run(up_command.supervise(found, shown, up_command.announce_ready(ready_fd)))
         except RunFinishedError as error:
             summary = up_command.finished_summary(found, error)

@@ -25,8 +25,9 @@ _CONNECT_S = 5.0
 
 async def look(folder: RunFolder) -> dict[str, Any]:
     """The state of a run as plain values. Raises NotRunningError when nothing of it is there."""
-    records = [record for record in read_records(folder.actors) if record.alive]
     found = holder(folder.path)
+    # Under a supervisor a process that has ended is about to be started again; without one it is just gone.
+    records = [record for record in read_records(folder.actors) if record.alive or found is not None]
     if found is None and not records:
         raise NotRunningError(f"run {folder.path.name} is not running; start it with `actorctl up`")
     heartbeats, bus_error = await _heartbeats(folder)

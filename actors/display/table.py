@@ -70,7 +70,7 @@ def _training(view: RunView, now: float) -> RenderableType:
         "age max/bound": f"{step.max_age if step and step.max_age is not None else '-'}/{view.age_bound}",
         "samples/s": amount(round(view.samples_per_s(now), 1)),
         "tokens/s": amount(round(view.tokens_per_s(now), 1)),
-        "trainer waits": f"{100 * step.wait_s / step.seconds:.0f} %" if step and step.seconds else "-",
+        "trainer waits": f"{100 * step.wait_share:.0f} %" if step else "-",
     }
     table = Table(box=None, expand=True, header_style="dim")
     for name in cells:

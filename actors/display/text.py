@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,6 +13,7 @@ STATE_STYLES: Final = {
     "working": "green",
     "finished": "green",
     "starting": "yellow",
+    "restarting": "red",
     "paused": "yellow",
     "standby": "cyan",
     "draining": "yellow",
@@ -24,7 +26,9 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def amount(value: float) -> str:
-    """1234567 -> 1.2M."""
+    """1234567 -> 1.2M; "-" for what is not a number."""
+    if not math.isfinite(value):
+        return "-"
     for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.1f}{suffix}"
@@ -60,6 +64,6 @@ def step_line(view: RunView, now: float) -> str:
     parts += [
         f"{view.samples_per_s(now):.1f} samples/s",
         f"{amount(view.tokens_per_s(now))} tokens/s",
-        f"waited {step.wait_s:.1f} of {step.seconds:.1f} s",
+        f"waited {step.wait_s:.1f} s, step {step.seconds:.1f} s",
     ]
     return "  ".join(parts)

@@ -33,7 +33,7 @@ class ActorRow:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """The last training step. `ages`: trained tokens by age. Absent numbers are None."""
+    """The last training step. `ages`: trained tokens by age; `wait_s` passed before its `seconds`. Absent is None."""
 
     number: int
     loss: float | None
@@ -46,6 +46,12 @@ class StepView:
     tokens_trained: int
     tokens_masked: int
     executions: int
+
+    @property
+    def wait_share(self) -> float:
+        """How much of the trainer's time went into waiting for samples."""
+        total_s = self.wait_s + self.seconds
+        return self.wait_s / total_s if total_s > 0 else 0.0
 
 
 @dataclass
@@ -64,13 +70,10 @@ class Rate:
         recent = [(at, amount) for at, amount in self._amounts if at >= now - _WINDOW_S]
         if not recent:
             return 0.0
-        earlier = [at for at, _ in self._amounts if at < now - _WINDOW_S]
-        counted = recent if earlier else recent[1:]
-        return sum(amount for _, amount in counted) / _WINDOW_S if earlier else _mean(counted, recent[0][0], now)
-
-
-def _mean(counted: Sequence[tuple[float, float]], begin: float, now: float) -> float:
-    return sum(amount for _, amount in counted) / (now - begin) if now > begin else 0.0
+        if self._amounts[0][0] < now - _WINDOW_S:
+            return sum(amount for _, amount in recent) / _WINDOW_S
+        begin = recent[0][0]
+        return sum(amount for _, amount in recent[1:]) / (now - begin) if now > begin else 0.0
 
 
 class RunView:
@@ -163,7 +166,7 @@ def _row(record: ActorRecord, beat: Heartbeat | None) -> ActorRow:
     return ActorRow(
         role=record.role,
         instance=record.instance,
-        state=mine.state if mine is not None else "starting",
+        state=mine.state if mine is not None else ("starting" if record.alive else "restarting"),
         pid=record.pid,
         restarts=record.restarts,
         started_at=record.started_at,

@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, Final
 
 from physarum.actors.context import Context
@@ -79,11 +80,12 @@ class Evaluation:
         return LogReader(self._context.bus, key, last + 1, headers_only=headers_only)
 
     async def _follow(self, reader: LogReader, handle: Callable[[LogEntry], None]) -> None:
-        async for batch in reader.batches(_WAIT_S):
-            for entry in batch:
-                handle(entry)
-            if not self._tally.missing:
-                self._complete.set()
+        async with aclosing(reader.batches(_WAIT_S)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    handle(entry)
+                if not self._tally.missing:
+                    self._complete.set()
 
     def _on_result(self, entry: LogEntry) -> None:
         try:

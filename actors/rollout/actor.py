@@ -146,8 +146,7 @@ class Episodes:
             await self._fail(delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s")
         except (AgentError, RecordError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
-        except Exception as error:
-            # The hook is a user's: whatever it raises ends this try of this task, by name, and never the worker.
+        except Exception as error:  # noqa: BLE001 - a user's hook may raise anything; it ends this try, by name
             _log.exception("task %s: the generate hook raised", task.id)
             await self._fail(delivery, f"the generate hook raised {type(error).__name__}: {error}")
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from typing import Final
 
 from physarum.actors.context import Context
@@ -28,17 +29,19 @@ class Followers:
 
     async def follow_ledger(self) -> None:
         """Never returns. Raises LogGapError when the ledger lost records."""
-        async for batch in LogReader(self._context.bus, "ledger").batches(_WAIT_S):
-            for entry in batch:
-                self.disposals.record(decode_entry(entry))
-            self._notify(len(batch))
+        async with aclosing(LogReader(self._context.bus, "ledger").batches(_WAIT_S)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    self.disposals.record(decode_entry(entry))
+                self._notify(len(batch))
 
     async def follow_dead(self) -> None:
         """Never returns. Dead letters of evaluation and of other sources are not ours."""
-        async for batch in LogReader(self._context.bus, "dead").batches(_WAIT_S):
-            for entry in batch:
-                self._count(dead_task(entry, self._context.bus.run))
-            self._notify(len(batch))
+        async with aclosing(LogReader(self._context.bus, "dead").batches(_WAIT_S)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    self._count(dead_task(entry, self._context.bus.run))
+                self._notify(len(batch))
 
     def _count(self, task: DeadTask | None) -> None:
         if task is None or task.evaluation:

@@ -40,21 +40,29 @@ async def unless_draining(context: Context, work: Coroutine[Any, Any, T], grace_
 
 async def until(register: Register[R], satisfied: Callable[[R], bool], *key: str) -> R:
     """The value of a register's key once it satisfies the condition, however long the bus is away meanwhile."""
-    async with register.watch(*key) as changed:
-        while True:
-            changed.clear()
-            try:
-                value = (await register.get(*key)).value
-            except (BusUnreachableError, BusRefusedError) as error:
-                # No event says when a server that is back serves its streams again, so this read alone is repeated.
-                _log.warning("%s cannot be read now, trying again: %s", "/".join(key), error)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_AGAIN_S):
-                        await changed.wait()
-                continue
-            if value is not None and satisfied(value):
-                return value
-            await changed.wait()
+    while True:
+        try:
+            async with register.watch(*key) as changed:
+                return await _watched(register, changed, satisfied, *key)
+        except BusUnreachableError as error:  # raised after a deadline, so this does not spin
+            _log.warning("%s cannot be watched now, trying again: %s", "/".join(key), error)
+
+
+async def _watched(register: Register[R], changed: asyncio.Event, satisfied: Callable[[R], bool], *key: str) -> R:
+    while True:
+        changed.clear()
+        try:
+            value = (await register.get(*key)).value
+        except BusRefusedError as error:
+            # No event says when a server that is back serves its streams again, so this read alone is repeated.
+            _log.warning("%s cannot be read now, trying again: %s", "/".join(key), error)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_S):
+                    await changed.wait()
+            continue
+        if value is not None and satisfied(value):
+            return value
+        await changed.wait()
 
 
 def anything(value: msgspec.Struct) -> bool:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
+
+import msgspec
 
 from physarum.actors.supervisor.silence import KILL_FACTOR, Silence
 from physarum.bus.connection import Bus
-from physarum.bus.presence import Heartbeat, Roster
+from physarum.bus.errors import BusError
+from physarum.bus.presence import GONE, Heartbeat, Roster, announce
+from physarum.bus.publisher import Publisher
 from physarum.configs.supervisor import SupervisorConfig
 
 _log = logging.getLogger(__name__)

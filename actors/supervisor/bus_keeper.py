@@ -89,11 +89,15 @@ class BusKeeper:
 
 
 def embedded_server(config: RootConfig, folder: RunFolder) -> EmbeddedServer:
-    """The server of this run's folder, running or not."""
+    """The server of this run's folder, running or not.
+
+    The streams' own limits add up to bus.max_store_bytes. The server must allow twice that: when a stream that exists
+    is asked for again (a run that is continued), it checks for room as if it were another one.
+    """
     return EmbeddedServer(
         folder.bus,
         port=config.bus.port,
-        max_store_bytes=config.bus.max_store_bytes,
+        max_store_bytes=2 * config.bus.max_store_bytes,
         start_timeout_s=config.bus.start_timeout_s,
     )
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from physarum.actors.context import RunFolder
 from physarum.actors.supervisor.keeper import Keeper
-from physarum.actors.supervisor.process import ActorRecord, record_path
+from physarum.actors.supervisor.process import ActorProcess, ActorRecord, record_path
 from physarum.actors.supervisor.stop import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ class Crew:
 
     def records(self) -> list[ActorRecord]:
         """The processes that run now, in start order."""
-        return [keeper.process.record for keeper in self.keepers if keeper.process is not None]
+        processes = [keeper.process for keeper in self.keepers if keeper.process is not None]
+        return [process.record for process in processes if not process.ended]
 
     def kill_hung(self, instance: str) -> None:
         if (keeper := self._by_instance.get(instance)) is not None:
@@ -56,8 +57,8 @@ class Crew:
             return
         for process in processes:
             process.terminate()
-        ended = asyncio.gather(*(process.wait() for process in processes))
-        at_once = asyncio.ensure_future(self._stop.at_once.wait())
+        ended = asyncio.create_task(_all_ended(processes))
+        at_once = asyncio.create_task(self._stop.at_once.wait())
         await asyncio.wait({ended, at_once}, timeout=self._drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         at_once.cancel()
         for process in processes:
@@ -70,3 +71,8 @@ class Crew:
         except TimeoutError:
             left = ", ".join(f"{p.record.instance} (pid {p.record.pid})" for p in processes if not p.ended)
             _log.error("the kernel has not ended %s within %g s after SIGKILL; look for a hung device", left, _KILL_TIMEOUT_S)
+
+
+async def _all_ended(processes: Sequence[ActorProcess]) -> bool:
+    await asyncio.gather(*(process.wait() for process in processes))
+    return True

@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from physarum.actors import states
-from physarum.bus.errors import BusError
 from physarum.bus.connection import Bus
+from physarum.bus.errors import BusError
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
 from physarum.configs.root import RootConfig

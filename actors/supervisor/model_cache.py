@@ -118,7 +118,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001  # handed to the caller, whatever it is
+        except Exception as error:  # noqa: BLE001 - handed to the caller, whatever it is
             caught = error
             report = functools.partial(deliver, lambda: answer.set_exception(caught))
         else:

@@ -47,7 +47,7 @@ class TorchThread:
             call, answer, loop = self._calls.get()
             try:
                 result = call()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again where the call is awaited
                 _tell(loop, answer, error, None)
             else:
                 _tell(loop, answer, None, result)

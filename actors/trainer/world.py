@@ -239,8 +239,7 @@ def _build(config: WorldConfig, children: list[RankProcess]) -> tuple[Worker, Ch
     """Start the other ranks into `children` and rank 0's own part; the channel is None where rank 0 is alone."""
     deadline = datetime.timedelta(seconds=config.start_timeout_s)
     store = dist.TCPStore("127.0.0.1", config.master_port, is_master=True, timeout=deadline, wait_for_workers=False)
-    for rank in range(1, config.ranks):
-        children.append(RankProcess(config, rank, store.port))
+    children.extend(RankProcess(config, rank, store.port) for rank in range(1, config.ranks))
     _await_ranks(store, children, deadline)
     worker = Worker(config, store, 0)
     if not children:

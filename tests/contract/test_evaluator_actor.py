@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from actor_fixture import make_context, register_until, running
+from actor_fixture import eventually, make_context, register_until, running
 from bus_fixture import DEADLINE_S, OwnServer
 
 from physarum.actors import states
@@ -168,9 +168,7 @@ async def test_one_that_is_killed_in_the_middle_starts_anew_and_ignores_old_answ
     await engine(first.context, "policy@1.0")
     killed = asyncio.create_task(first.run())
     async with workers(first.context, "policy@1.0", skip=8) as old:
-        async with asyncio.timeout(DEADLINE_S):
-            while len(old) < 8:
-                await asyncio.sleep(0)
+        await eventually(lambda: len(old) == 8)
         killed.cancel()
         await asyncio.gather(killed, return_exceptions=True)
     second = evaluator(tmp_path, bus, publisher)
@@ -189,9 +187,7 @@ async def test_a_score_that_is_there_is_not_made_again(tmp_path: Path, bus: Bus,
     done = TrainerDone(reason="steps", version="policy@1.7", steps=7, model="", at=0.0)
     await actor.context.run_register(TrainerDone).put(done, states.TRAINER_DONE)
     async with running(actor), workers(actor.context, "policy@1.0") as seen:
-        async with asyncio.timeout(DEADLINE_S):
-            while actor.state != "finished":
-                await asyncio.sleep(0)
+        await eventually(lambda: actor.state == "finished")
         assert seen == []
     assert await score(actor.context) == there
 

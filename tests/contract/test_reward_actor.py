@@ -51,8 +51,8 @@ def execution(
 
 async def read(bus: Bus, key: StreamKey, count: int) -> list[LogEntry]:
     found: list[LogEntry] = []
-    async with asyncio.timeout(DEADLINE_S):
-        async for batch in LogReader(bus, key).batches(0.5):
+    async with asyncio.timeout(DEADLINE_S), contextlib.aclosing(LogReader(bus, key).batches(0.5)) as batches:
+        async for batch in batches:
             found += batch
             if len(found) >= count:
                 break

@@ -15,6 +15,7 @@ from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.source.actor import SourceActor
 from physarum.actors.source.errors import UnusableSourceError
+from physarum.actors.source.waiting import until
 from physarum.actors.states import EvalScore, SourcePosition
 from physarum.bus import log, names
 from physarum.bus.codec import decode, encode
@@ -253,8 +254,7 @@ async def test_a_killed_server_stops_nothing_and_no_task_is_issued_twice(
         await asyncio.to_thread(own_server.kill)
         await own_server.start()
         async with asyncio.timeout(DEADLINE_S):
-            while not (await context.run_register(SourcePosition).get(states.SOURCE_POSITION, "main")).value.finished:  # type: ignore[union-attr]
-                await asyncio.sleep(0.1)
+            await until(register, lambda value: value.finished, states.SOURCE_POSITION, "main")
     tasks = [decode(entry.data, Task) for entry in await log.scan(own_bus, "tasks")]
     assert sorted(task.ordinal for task in tasks) == list(range(4000))
 

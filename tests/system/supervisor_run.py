@@ -85,7 +85,7 @@ class StubRun:
         self.ended = asyncio.create_task(self.supervisor.run())
 
     def record(self, instance: str) -> ActorRecord:
-        return next(record for record in read_records(self.folder.actors) if record.instance == instance)
+        return {record.instance: record for record in read_records(self.folder.actors)}[instance]
 
     def server(self) -> ServerRecord:
         found = EmbeddedServer(self.folder.bus).running()
@@ -96,7 +96,8 @@ class StubRun:
         """Waits for a fact of the outside world that announces itself to nobody."""
         async with asyncio.timeout(LIMIT_S):
             while not condition():
-                assert not self.ended.done(), self.ended
+                if self.ended.done():
+                    raise AssertionError(f"the run ended before what the test waits for: {self.ended!r}")
                 await asyncio.sleep(0.05)
 
     async def until_logged(self, instance: str, text: str) -> None:

@@ -23,8 +23,6 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-import uvloop
-
 from physarum.actors import main as actor_main
 from physarum.actors import states
 from physarum.actors.context import RunFolder
@@ -95,6 +93,8 @@ class StubActor(Actor):
             await self._step(pen, number)
         await self._issue(steps)
         await self._gate()
+        if context.draining.is_set():
+            return
         context.folder.model.mkdir(exist_ok=True)
         (context.folder.model / "config.json").write_text("{}")
         version, model = f"policy@1.{steps}", str(context.folder.model)
@@ -128,7 +128,7 @@ class StubActor(Actor):
 
     async def _gate(self) -> None:
         gate = os.environ.get("STUB_GATE")
-        while gate and not Path(gate).exists():
+        while gate and not Path(gate).exists() and not self.context.draining.is_set():
             await asyncio.sleep(0.05)
 
     async def _evaluate(self) -> None:

@@ -78,7 +78,7 @@ async def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: pyte
     assert processes_of(run.folder.path) == []
     assert not run.folder.summary.exists()
     async with stub_run(path) as second:
-        await second.started.wait()
+        await second.until(second.started.is_set)
         assert second.server().port == json.loads((second.folder.bus / "server.json").read_text())["port"]
         assert second.folder.start_model.resolve() == tmp_path / "model"
 
@@ -141,7 +141,7 @@ async def test_the_bus_is_started_again_on_its_port_when_it_is_killed(
 async def test_a_second_supervisor_of_a_run_is_refused(tmp_path: Path) -> None:
     path = write_config(tmp_path, {})
     async with stub_run(path) as run:
-        await run.started.wait()
+        await run.until(run.started.is_set)
         async with stub_run(path) as second:
             with pytest.raises(RunHeldError, match=f"process {os.getpid()}"):
                 await second.result()

@@ -15,7 +15,7 @@ from physarum.agents.protocols import FinishReason, Generation, TokenIds
 from physarum.bus.records import Sample, Task
 from physarum.bus.version import Span
 
-TASK = Task(id="s/0/0/0", run="t", source="s", group="s/0/0", group_size=1, member=0)
+TASK = Task(id="s/0/0/0", run="t", source="s", ordinal=0, group="s/0/0", group_size=1, member=0)
 
 
 class CodePoints:

@@ -16,7 +16,9 @@ from physarum.agents.tokenizer import FolderTokenizer
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.version import Span
 
-TASK = Task(id="s/0/0/0", run="t", source="s", group="s/0/0", group_size=1, member=0, prompt="123+456=", label="0579")
+TASK = Task(
+    id="s/0/0/0", run="t", source="s", ordinal=0, group="s/0/0", group_size=1, member=0, prompt="123+456=", label="0579"
+)
 CALL = "<tool_call>123+456</tool_call><|im_end|>"
 RESULT = "\n<|im_start|>tool\n0579<|im_end|>\n<|im_start|>assistant\n"
 PROMPT = "<|im_start|>user\n123+456=<|im_end|>\n<|im_start|>assistant\n"

@@ -80,7 +80,15 @@ def test_a_rollback_voids_later_steps_and_their_replay_counts_again() -> None:
 
 
 def test_a_second_rollback_below_the_first_voids_both_epochs() -> None:
-    records = [plan(1, [0]), step(1, 1), plan(2, [1]), step(2, 2), rollback(2, last_plan=2), plan(3, [2]), step(3, 3, epoch=2)]
+    records = [
+        plan(1, [0]),
+        step(1, 1),
+        plan(2, [1]),
+        step(2, 2),
+        rollback(2, last_plan=2),
+        plan(3, [2]),
+        step(3, 3, epoch=2),
+    ]
     assert fold(*records).count == 3
     assert fold(*records, rollback(3, last_plan=1)).count == 1
 

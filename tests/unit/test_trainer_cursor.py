@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physarum.actors.trainer.cursor import Cursor
+from physarum.actors.trainer.cursor import Cursor, CursorRecord
 from physarum.actors.trainer.recovery import recover
 from physarum.actors.trainer.stopping import StopRule
 from physarum.bus.codec import decode, encode
-from physarum.actors.trainer.cursor import CursorRecord
 from physarum.bus.intervals import IntervalSet
 from physarum.bus.ledger import (
     DurableRecord,
@@ -31,11 +33,12 @@ def plan(at_number: int, *sequences: int, epoch: int = 1) -> PlanRecord:
 
 
 def step(number: int, plan_sequence: int, epoch: int = 1, **more: object) -> StepRecord:
-    values = dict(
-        epoch=epoch, number=number, plan=plan_sequence, changed=True, trained=1, masked=0, tokens_trained=1,
-        tokens_masked=0, ages={}, multi_version_samples=0, reward_mean=None, wait_s=0.0, started_at=0.0, finished_at=1.0,
-    )  # fmt: skip
-    return StepRecord(**{**values, **more})  # type: ignore[arg-type]
+    values: dict[str, Any] = {
+        "epoch": epoch, "number": number, "plan": plan_sequence, "changed": True, "trained": 1, "masked": 0,
+        "tokens_trained": 1, "tokens_masked": 0, "ages": {}, "multi_version_samples": 0, "reward_mean": None,
+        "wait_s": 0.0, "started_at": 0.0, "finished_at": 1.0,
+    }  # fmt: skip
+    return StepRecord(**{**values, **more})
 
 
 def numbered(*records: LedgerRecord) -> list[Numbered]:
@@ -53,7 +56,7 @@ def test_an_interval_set_is_a_set(values: list[int]) -> None:
     assert len(made) == len(seen)
     assert all((n in made) == (n in seen) for n in range(42))
     pairs = made.intervals()
-    assert all(left[1] < right[0] for left, right in zip(pairs, pairs[1:], strict=False))
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(pairs))
     assert IntervalSet.of_intervals(pairs) == made
     floor = made.floor(0)
     assert floor not in seen and all(n in seen for n in range(floor))
