@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import psutil
 
 from physarum.bus import metrics
 from physarum.bus.blobs import BlobStore
+from physarum.bus.claims import ClaimBook
 from physarum.bus.connection import Bus
 from physarum.bus.endpoint import Endpoint
 from physarum.bus.publisher import Publisher
@@ -102,6 +104,8 @@ class Context:
         # Heartbeats have a window of their own: work that waits for a full stream must not silence the actor.
         self.heartbeat_publisher = Publisher(bus)
         self.host = socket.gethostname()
+        self.started_at = psutil.Process().create_time()
+        self.claims = ClaimBook(bus, self.heartbeat_publisher, identity.role, identity.instance, self.started_at)
         self.draining = asyncio.Event()
         self.paused = False
         self.resumed = asyncio.Event()

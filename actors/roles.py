@@ -15,6 +15,7 @@ ROLES: Final = {
     "rollout": "physarum.actors.rollout.actor:RolloutActor",
     "reward": "physarum.actors.reward.actor:RewardActor",
     "trainer": "physarum.actors.trainer.actor:TrainerActor",
+    "janitor": "physarum.actors.janitor.actor:JanitorActor",
     "evaluator": "physarum.actors.evaluator.actor:EvaluatorActor",
 }
 """In the order in which the supervisor starts them; nothing depends on that order."""
@@ -35,6 +36,7 @@ def instances(config: RootConfig) -> list[tuple[str, str]]:
         "rollout": config.rollout.count,
         "reward": config.reward.count,
         "trainer": 1,
+        "janitor": 1,
         "evaluator": 1 if config.evaluation is not None else 0,
     }
     wanted: list[tuple[str, str]] = []

@@ -17,7 +17,6 @@ import signal
 import time
 from typing import Any, ClassVar, Final
 
-import psutil
 from nats.micro.service import Service
 
 from physarum.actors.context import Context
@@ -71,7 +70,6 @@ class Runtime:
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
         self._context = actor.context
-        self._started_at = psutil.Process().create_time()
         self._beats = 0
         self._lag_s = 0.0
         self._work: asyncio.Task[None] | None = None
@@ -87,6 +85,7 @@ class Runtime:
             asyncio.create_task(self._heartbeats(), name="heartbeats"),
             asyncio.create_task(self._measure_lag(), name="event-loop lag"),
             asyncio.create_task(self._watch_orphanhood(), name="orphan watch"),
+            asyncio.create_task(self._context.claims.keep(), name="claims"),
         ]
         service = await self._serve_control()
         try:
@@ -157,7 +156,7 @@ class Runtime:
             state=state or self._actor.state,
             pid=os.getpid(),
             host=self._context.host,
-            started_at=self._started_at,
+            started_at=self._context.started_at,
             sequence=self._beats,
             loop_lag_s=round(self._lag_s, 4),
             progress_at=self._actor.progress_at,

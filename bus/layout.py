@@ -11,6 +11,7 @@
 | METRICS  | memory, one hour             | discard old         | numbers for tables and plots; may be lost |
 | LEASE, PRESENCE | last value per key, TTL | -                  | who acts, who is there |
 | WEIGHTS, RUN    | last value per key      | -                  | version heads, run state; compare-and-set |
+| CLAIMS   | last value per key           | -                   | which leased messages each worker holds |
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _SHARE: Final[dict[StreamKey, int]] = {"samples": 5, "evals": 1, "ledger": 1, "d
 _SHARES: Final = sum(_SHARE.values()) + 1  # one is left to the registers, which reserve nothing
 _LEAST_LOG_BYTES: Final = 1 << 20
 _QUEUES: Final[tuple[StreamKey, ...]] = ("tasks", "episodes")
-_EXPIRING: Final[tuple[StreamKey, ...]] = ("lease", "presence")
+_EXPIRING: Final[tuple[StreamKey, ...]] = ("lease", "presence", "claims")
+# Nobody waits on their values: a heartbeat is taken as it is published, claims are read when their owner is gone.
+_UNWATCHED: Final = ("presence", "claims")
 _REGISTERS: Final[tuple[StreamKey, ...]] = ("weights", "run")
 
 
@@ -130,8 +133,7 @@ def _register(run: str, key: StreamKey, *, expiring: bool) -> StreamConfig:
         allow_direct=True,
         allow_msg_ttl=expiring or None,
         # Watchers are told after a value is stored; a plain subscription may be told before, and read the old one.
-        # Presence has no such watchers: its subscribers take the heartbeat itself.
-        republish=None if key == "presence" else RePublish(src=names.all_subjects(run, key), dest=changed, headers_only=True),
+        republish=None if key in _UNWATCHED else RePublish(src=names.all_subjects(run, key), dest=changed, headers_only=True),
     )
 
 

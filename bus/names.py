@@ -13,7 +13,7 @@ BLOB_HEADER: Final = "Ph-Blob"
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 
 StreamKey = Literal[
-    "tasks", "episodes", "samples", "evals", "ledger", "dead", "metrics", "lease", "presence", "weights", "run"
+    "tasks", "episodes", "samples", "evals", "ledger", "dead", "metrics", "lease", "presence", "claims", "weights", "run"
 ]
 TASK_CLASSES: Final = ("partial", "p0", "p1", "eval")
 

@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
-import nats.errors
 from nats.aio.msg import Msg
 
 from physarum.bus import names
 from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
-from physarum.bus.errors import BusError, BusUnreachableError, CodecError
+from physarum.bus.direct import last_of
+from physarum.bus.errors import BusError, CodecError
 from physarum.bus.names import RUN_HEADER
 from physarum.bus.publisher import Publisher
 
@@ -98,33 +98,8 @@ class Roster:
         return True
 
     async def _snapshot(self) -> None:
-        stream = names.stream(self._bus.run, "presence")
-        body = msgspec.json.encode({"multi_last": [self._pattern], "batch": 4096})
-        inbox = self._bus.client.new_inbox()
-        done = asyncio.Event()
-
-        status: str | None = None
-
-        async def collect(message: Msg) -> None:
-            nonlocal status
-            if message.headers and message.headers.get("Status") is not None:
-                status = message.headers["Status"]
-                done.set()
-            else:
-                await self._on_beat(message)
-
-        subscription = await self._bus.subscribe(inbox, collect)
-        try:
-            await self._bus.client.publish(f"$JS.API.DIRECT.GET.{stream}", body, reply=inbox)
-            async with asyncio.timeout(self._bus.timeout_s):
-                await done.wait()
-        except (TimeoutError, nats.errors.Error) as error:
-            raise BusUnreachableError(f"{stream} did not say who is there within {self._bus.timeout_s:g} s") from error
-        finally:
-            if not self._bus.client.is_closed:
-                await subscription.unsubscribe()
-        if status not in _SNAPSHOT_ENDS:
-            _log.warning("%s gave no snapshot (status %s); members appear with their next heartbeat", stream, status)
+        for message in await last_of(self._bus, names.stream(self._bus.run, "presence"), self._pattern):
+            await self._on_beat(message)
 
     async def _on_beat(self, message: Msg) -> None:
         if not message.data or not self._bus.accept(dict(message.headers or {}), RUN_HEADER):

@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from physarum.bus import names
 from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
+from physarum.bus.direct import last_of
 from physarum.bus.errors import NotStoredError, WrongSequenceError
 from physarum.bus.names import StreamKey
 from physarum.bus.publisher import Publisher
@@ -54,6 +55,11 @@ class Register(Generic[T]):
         data = base64.b64decode(message.get("data", ""))
         # A message without a body marks a deletion; the next writer must still name its revision.
         return Entry(decode(data, self._kind) if data else None, int(message["seq"]))
+
+    async def entries(self, *prefix: str) -> list[T]:
+        """Every value whose key begins with `prefix`."""
+        found = await last_of(self._bus, self._stream, self.subject(*prefix) + ".>")
+        return [decode(message.data, self._kind) for message in found if message.data]
 
     async def put(self, value: T, *tokens: str, ttl_s: int | None = None, deadline_s: float | None = 10.0) -> int:
         """Writes without condition and returns the revision."""

@@ -18,6 +18,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from physarum.bus import names
+from physarum.bus.claims import ClaimBook
 from physarum.bus.codec import encode
 from physarum.bus.connection import Bus
 from physarum.bus.errors import BusError
@@ -105,8 +106,10 @@ class WorkQueue:
         worker: str,
         ack_wait_s: float,
         max_deliver: int,
+        claims: ClaimBook | None = None,
     ) -> None:
         self.bus = bus
+        self._claims = claims
         self.stream = names.stream(bus.run, key)
         self.max_deliver = max_deliver
         self._publisher = publisher
@@ -136,6 +139,8 @@ class WorkQueue:
         """
         taken = [Delivery(self, message) for message in await self._puller.fetch(batch, wait_s)]
         self._held.update(taken)
+        if self._claims is not None:
+            self._claims.add(delivery.message.reply for delivery in taken)
         try:
             return [delivery for delivery in taken if await self._admitted(delivery)]
         except (asyncio.CancelledError, BusError):
@@ -158,6 +163,8 @@ class WorkQueue:
 
     def release(self, delivery: Delivery) -> None:
         self._held.discard(delivery)
+        if self._claims is not None:
+            self._claims.discard(delivery.message.reply)
 
     async def bury(self, delivery: Delivery, reason: str) -> None:
         letter = DeadLetter(

@@ -80,6 +80,7 @@ class RewardActor(Actor):
             worker=self.context.identity.instance,
             ack_wait_s=bus.ack_wait_s,
             max_deliver=bus.max_deliver,
+            claims=self.context.claims,
         )
 
     async def _work(self, queue: WorkQueue, target: ExecutionStream, group: asyncio.TaskGroup) -> None:

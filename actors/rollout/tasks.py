@@ -49,6 +49,7 @@ class TaskQueue:
                     worker=self._context.identity.instance,
                     ack_wait_s=bus.ack_wait_s,
                     max_deliver=bus.max_deliver,
+                    claims=self._context.claims,
                 )
                 self._queues[name] = await stack.enter_async_context(queue.open())
             try:

@@ -16,6 +16,7 @@ VICTIMS = {
     4: "reward-0",
     6: "source-0",
     8: "checkpoint-0",
+    10: "janitor-0",
     11: "trainer-0",
     14: "policy-0",
     16: "rollout-1",
@@ -23,7 +24,7 @@ VICTIMS = {
 
 
 def test_killing_each_actor_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
-    run = QuickstartRun(tmp_path, "kills", f"stop.steps={STEPS}", "evaluation.problems=32", "bus.ack_wait_s=6")
+    run = QuickstartRun(tmp_path, "kills", f"stop.steps={STEPS}", "evaluation.problems=32")
     killed: list[str] = []
 
     def kill_due(step: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,14 @@ from physarum.configs.hooks import Hook, check_async, check_rows, check_signatur
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "config_hook_good.py").write_text("class Box:\n    @staticmethod\n    def score(execution): return 1\n")
     (tmp_path / "config_hook_raises.py").write_text("\n\nraise RuntimeError('no licence')\n")
     (tmp_path / "config_hook_syntax.py").write_text("x = 1\ndef f(:\n")
     (tmp_path / "config_hook_needs.py").write_text("import nowhere_to_be_found\n")
     (tmp_path / "config_hook_exits.py").write_text("raise SystemExit(3)\n")
-    yield tmp_path
+    return tmp_path
 
 
 @pytest.mark.parametrize("text", ["a", "a:", ":b", "a:b:c", "a b:c", "a.:b", "./x.txt:f"])

@@ -1,0 +1,1 @@
+"""Returns what dead workers held, the moment they are gone."""

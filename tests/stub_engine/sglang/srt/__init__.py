@@ -1,0 +1,1 @@
+"""Holds `server_args`, where SGLang keeps its command line."""

@@ -1,0 +1,125 @@
+"""SGLang 0.5.23's HTTP interface as far as physarum uses it, without a model. Invariant: no request is ever aborted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from stub_decoding import Decoder, Journal, Request
+from stub_tokens import length
+
+_VERSION: Final = "0.5.23+stub"
+_DESCRIPTION: Final = {"components": {"schemas": {"GenerateReqInput": {"properties": {"extra_key": {}}}}}}
+_LARGEST_REQUEST: Final = 64 << 20
+
+
+class StubServer:
+    """The routes over one decoder."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._decoder: Decoder
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=_LARGEST_REQUEST)
+        application.cleanup_ctx.append(self._decoding)
+        for path, handler in (
+            ("/health", self._ok),
+            ("/server_info", self._server_info),
+            ("/model_info", self._model_info),
+            ("/openapi.json", self._described),
+            ("/v1/loads", self._loads),
+        ):
+            application.router.add_get(path, handler)
+        for path, handler in (
+            ("/generate", self._generate),
+            ("/pause_generation", self._pause),
+            ("/continue_generation", self._continue),
+            ("/update_weights_from_disk", self._update),
+            ("/update_weight_version", self._rename),
+            ("/flush_cache", self._ok),
+        ):
+            application.router.add_post(path, handler)
+        return application
+
+    async def _decoding(self, application: web.Application) -> AsyncIterator[None]:
+        a = self._arguments
+        self._decoder = Decoder(Path(a.model_path), a.weight_version, a.stub_step_ms / 1e3, Journal(a.stub_log))
+        task = asyncio.create_task(self._decoder.run(), name="decode")
+        yield
+        task.cancel()
+
+    async def _generate(self, http: web.Request) -> web.Response:
+        body = orjson.loads(await http.read())
+        task, start = str(body["rid"]).rpartition(":")[0], len(body["input_ids"])
+        request = Request(
+            task=task,
+            start=start,
+            wanted=length(task, start, self._arguments.stub_mean_tokens),
+            budget=int(body["sampling_params"]["max_new_tokens"]),
+            done=asyncio.get_running_loop().create_future(),
+        )
+        await self._decoder.generate(request)
+        return web.Response(body=orjson.dumps(self._reply(request)), content_type="application/json")
+
+    def _reply(self, request: Request) -> dict[str, Any]:
+        pairs = zip(request.logprobs, request.tokens, strict=True)
+        return {
+            "output_ids": request.tokens,
+            "meta_info": {
+                "finish_reason": {"type": "stop" if request.wanted <= request.budget else "length"},
+                "weight_version": self._decoder.label,
+                "weight_versions": request.spans,
+                "output_token_logprobs": [[logprob, token, None] for logprob, token in pairs],
+                "prompt_tokens": request.start,
+                "cached_tokens": 0,
+            },
+        }
+
+    async def _pause(self, http: web.Request) -> web.Response:
+        if orjson.loads(await http.read() or b"{}").get("mode") not in ("retract", "in_place"):
+            return web.Response(status=400, text="mode retract or in_place expected: SGLang's default would abort")
+        self._decoder.pause()
+        return web.Response()
+
+    async def _continue(self, http: web.Request) -> web.Response:
+        self._decoder.resume()
+        return web.Response()
+
+    async def _update(self, http: web.Request) -> web.Response:
+        body = orjson.loads(await http.read())
+        if body["abort_all_requests"]:
+            return web.Response(status=400, text="an update that aborts requests is never asked for")
+        self._decoder.update(Path(body["model_path"]), body["weight_version"])
+        return web.json_response({"success": True})
+
+    async def _rename(self, http: web.Request) -> web.Response:
+        self._decoder.rename(orjson.loads(await http.read())["new_version"])
+        return web.json_response({"success": True})
+
+    async def _ok(self, http: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _server_info(self, http: web.Request) -> web.Response:
+        return web.json_response({"version": _VERSION, "disable_radix_cache": False})
+
+    async def _model_info(self, http: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self._decoder.label, "model_path": self._arguments.model_path})
+
+    async def _described(self, http: web.Request) -> web.Response:
+        return web.json_response(_DESCRIPTION)
+
+    async def _loads(self, http: web.Request) -> web.Response:
+        load = {"num_running_reqs": self._decoder.running, "num_waiting_reqs": 0, "num_used_tokens": 0}
+        return web.json_response({"loads": [load | {"token_usage": 0.0, "gen_throughput": 0.0}]})
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Listens until it is killed."""
+    application = StubServer(arguments).application()
+    web.run_app(application, host=arguments.host, port=arguments.port, print=None, access_log=None, handler_cancellation=True)
