@@ -19,12 +19,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from physarum.actors import states
+from physarum.actors.tools.marks import read_marks
 from physarum.actors.wire import read_header
 from physarum.bus import ledger, log, names
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
 from physarum.bus.errors import CodecError
-from physarum.bus.ledger import DurableRecord, Numbered, Place, PlanRecord, RollbackRecord, StepRecord
+from physarum.bus.ledger import DurableRecord, Numbered, Place, PlanRecord, RefillRecord, RollbackRecord, StepRecord
 from physarum.bus.log import LogEntry, LogGapError, LogReader
 from physarum.bus.names import StreamKey
 from physarum.bus.records import Task
@@ -41,6 +42,16 @@ class Logical(NamedTuple):
     source: str
     ordinal: int
     attempt: int
+
+
+class Issued(NamedTuple):
+    """What a source has committed: first attempts, and the ledger sequence up to which it issued refills."""
+
+    tasks: int
+    refilled_through: int
+
+
+_NOTHING: Final = Issued(0, 0)
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -103,20 +114,35 @@ def durable_plan(records: Iterable[Numbered]) -> int:
 
 
 def close_account(
-    issued: Mapping[str, int], records: Sequence[Numbered], dead: Iterable[Logical], present: Iterable[Logical]
+    issued: Mapping[str, Issued | int],
+    records: Sequence[Numbered],
+    dead: Iterable[Logical],
+    present: Iterable[Logical],
+    retried: Iterable[Logical] = (),
 ) -> Account:
-    """The account. `issued`: per source; `dead` and `present`: physical copies, read before the ledger was."""
+    """The account. `issued`: per source; `dead`, `present`, `retried`: physical copies, read before the ledger was.
+
+    `retried`: dead letters that were published again. They are wherever that went; found nowhere, they are dead again.
+    """
+    positions = {source: one if isinstance(one, Issued) else Issued(one, 0) for source, one in issued.items()}
+    refilled = _refilled(records, positions)
     done = settled(records)
     trained, masked, double = _planned(done)
     disposed = trained | masked
     dropped, duplicates = _dropped(done, disposed)
     disposed |= dropped.keys()
+    there = set(present)
     dead_now = set(dead)
+    dead_now |= set(retried) - there - disposed
     duplicates += len(dead_now & disposed)
     dead_now -= disposed
     disposed |= dead_now
-    waiting = set(present) - disposed
-    ahead = {one for one in waiting | disposed if one.ordinal >= issued.get(one.source, 0)}
+    waiting = there - disposed
+    ahead = {
+        one
+        for one in waiting | disposed
+        if (one not in refilled if one.attempt else one.ordinal >= positions.get(one.source, _NOTHING).tasks)
+    }
     by_reason = Counter(reason for one, reason in dropped.items() if one not in ahead)
     places = {
         "trained": len(trained - ahead),
@@ -125,7 +151,7 @@ def close_account(
         "dead": len(dead_now - ahead),
         "in_flight": len(waiting - ahead),
     }
-    total, durable = sum(issued.values()), durable_plan(records)
+    total, durable = sum(one.tasks for one in positions.values()) + len(refilled), durable_plan(records)
     return Account(
         issued=total,
         **places,
@@ -147,8 +173,8 @@ async def account(bus: Bus) -> Account:
     """
     issued = await _issued(bus)
     present = [*await _tasks(bus), *await _executions(bus, "episodes"), *await _executions(bus, "samples")]
-    dead = await _dead(bus)
-    return close_account(issued, await read_ledger(bus), dead, present)
+    dead, retried = await _dead(bus)
+    return close_account(issued, await read_ledger(bus), dead, present, retried)
 
 
 async def read_ledger(bus: Bus) -> list[Numbered]:
@@ -188,11 +214,22 @@ def _dropped(done: Iterable[Settled], planned: set[Logical]) -> tuple[dict[Logic
     return dropped, duplicates
 
 
-async def _issued(bus: Bus) -> dict[str, int]:
+def _refilled(records: Iterable[Numbered], positions: Mapping[str, Issued]) -> set[Logical]:
+    """The refills that sources have issued."""
+    return {
+        Logical(item.record.source, item.record.ordinal, item.record.attempt)
+        for item in records
+        if isinstance(item.record, RefillRecord)
+        and item.sequence <= positions.get(item.record.source, _NOTHING).refilled_through
+    }
+
+
+async def _issued(bus: Bus) -> dict[str, Issued]:
     """How many tasks each source has issued. Sources' names are subject tokens as they are (a-z, 0-9, -)."""
     prefix = names.subject(bus.run, "run", states.SOURCE_POSITION) + "."
     entries = [entry for entry in await log.scan(bus, "run") if entry.subject.startswith(prefix) and entry.data]
-    return {entry.subject.removeprefix(prefix): decode(entry.data, states.SourcePosition).issued for entry in entries}
+    positions = {entry.subject.removeprefix(prefix): decode(entry.data, states.SourcePosition) for entry in entries}
+    return {source: Issued(position.issued, position.refilled_through) for source, position in positions.items()}
 
 
 async def _tasks(bus: Bus) -> list[Logical]:
@@ -232,19 +269,30 @@ async def _read_log(bus: Bus, key: StreamKey, headers_only: bool) -> list[LogEnt
     return found
 
 
-async def _dead(bus: Bus) -> list[Logical]:
-    """Training executions that were given up, from the task or the header that each dead letter carries."""
-    found: list[Logical] = []
+async def _dead(bus: Bus) -> tuple[list[Logical], list[Logical]]:
+    """Training executions that were given up, and those that were dead and then retried (`actorctl dead retry`)."""
+    marks = await read_marks(bus)
+    given_up: list[Logical] = []
+    retried: list[Logical] = []
     for entry in await log.scan(bus, "dead"):
-        letter = decode(entry.data, DeadLetter)
-        try:
-            if letter.subject.startswith(names.subject(bus.run, "episodes", "train") + "."):
-                found.append(_of_header(letter.headers))
-            elif letter.subject.startswith(names.subject(bus.run, "tasks")) and ".tasks.eval." not in letter.subject:
-                found.append(_of_task(letter.body))
-        except CodecError:
-            continue  # not readable as ours (a foreign run's, or altered): if it was ours, the imbalance shows it
-    return found
+        logical = _of_letter(bus.run, decode(entry.data, DeadLetter))
+        mark = marks.get(entry.sequence)
+        if logical is not None:
+            (retried if mark is not None and mark.action == "retried" else given_up).append(logical)
+    return given_up, retried
+
+
+def _of_letter(run: str, letter: DeadLetter) -> Logical | None:
+    """From the task or the header that a dead letter carries; None for evaluation, and for what is not readable as ours
+    (a foreign run's, or altered): if it was ours, the imbalance shows it."""
+    try:
+        if letter.subject.startswith(names.subject(run, "episodes", "train") + "."):
+            return _of_header(letter.headers)
+        if letter.subject.startswith(names.subject(run, "tasks")) and ".tasks.eval." not in letter.subject:
+            return _of_task(letter.body)
+    except CodecError:
+        return None
+    return None
 
 
 def _of_task(body: bytes) -> Logical:

@@ -72,6 +72,21 @@ class RunFolder(msgspec.Struct, frozen=True):
         return self.path / "weights"
 
     @property
+    def archive(self) -> Path:
+        """Samples that were trimmed from the log and kept (`samples.keep`)."""
+        return self.path / "archive"
+
+    @property
+    def exports(self) -> Path:
+        """Versions in Hugging Face form (`trainer.export_every`)."""
+        return self.path / "exports"
+
+    @property
+    def lineage(self) -> Path:
+        """What run this one was made from, when it was made by replay, import or fork."""
+        return self.path / "lineage.json"
+
+    @property
     def model(self) -> Path:
         return self.path / "model"
 

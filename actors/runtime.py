@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from nats.micro.service import Service
@@ -48,6 +49,10 @@ class Actor(abc.ABC):
     @abc.abstractmethod
     async def run(self) -> None:
         """The actor's work. Returns when it is finished, or after `context.draining` was set and nothing is held."""
+
+    def verbs(self) -> Mapping[str, control.Verb]:
+        """What this role answers on its control service beside what every actor does."""
+        return {}
 
     def become(self, state: str) -> None:
         """Changes the announced state, at once."""
@@ -142,6 +147,7 @@ class Runtime:
 
         identity = self._context.identity
         verbs = {"status": status, "pause": pause, "resume": resume, "drain": drain, "stop": stop, "dump": dump}
+        verbs |= self._actor.verbs()
         return await control.serve(self._context.bus, identity.role, identity.instance, verbs)
 
     def _status(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ TRAINER_READY: Final = "trainer-ready"
 TRAINER_DONE: Final = "trainer-done"
 SOURCE_POSITION: Final = "source-position"
 HEAD: Final = "head"
+DEAD_MARK: Final = "dead"
 
 
 class TrainerReady(msgspec.Struct, frozen=True):
@@ -52,6 +53,10 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
     issued: int
     token: int
     finished: bool = False
+    refills: int = 0
+    """Further attempts issued on the trainer's request, counted beside `issued`."""
+    refilled_through: int = 0
+    """Requests in LEDGER up to this sequence are issued."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):

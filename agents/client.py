@@ -34,6 +34,7 @@ from physarum.agents.errors import (
     EngineRefusedError,
     EngineUnavailableError,
     NoEngineError,
+    OffPinError,
 )
 from physarum.agents.held import Held, check_sampling
 from physarum.agents.meter import BusyMeter
@@ -41,6 +42,7 @@ from physarum.agents.protocols import Generation, TokenIds, Tokenizer
 from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
 from physarum.agents.routing import EngineRef, Router
 from physarum.bus.records import Task
+from physarum.bus.version import Version
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class EngineClient:
         self._oldest_version = oldest_version
         self._rng = rng or random.Random()
         self._rid_prefix = ""
+        self._pin: int | None = None
         self.meter = meter or BusyMeter()
         self.flaws: Counter[str] = Counter()
         self.retried: Counter[str] = Counter()
@@ -101,10 +104,14 @@ class EngineClient:
         return self._sampling
 
     def for_task(self, task: Task) -> EngineClient:
-        """A view whose defaults are ours with the task's sampling laid over; meter and counters stay shared."""
+        """A view whose defaults are ours with the task's sampling laid over; meter and counters stay shared.
+
+        A task that is pinned is served by its weights alone, token for token.
+        """
         view = copy.copy(self)
         view._sampling = {**self._sampling, **task.sampling}
         view._rid_prefix = f"{task.id}:"
+        view._pin = task.pin
         return view
 
     async def generate(
@@ -123,7 +130,7 @@ class EngineClient:
         while True:
             try:
                 reply = await self._send(held, retries)
-            except (EngineFailedError, aiohttp.ClientError, TimeoutError) as error:
+            except (EngineFailedError, OffPinError, aiohttp.ClientError, TimeoutError) as error:
                 await self._retry_later(held, retries, error)
                 continue
             if held.finished or not self._resume:
@@ -147,6 +154,7 @@ class EngineClient:
         reply = parse_reply(
             body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
         )
+        self._check_pin(reply, ref)
         self._count_flaw(reply, ref, rid)
         held.add(reply, rid)
         return reply
@@ -154,7 +162,7 @@ class EngineClient:
     async def _pick(self, held: Held, retries: Retries) -> EngineRef:
         try:
             async with asyncio.timeout(retries.remaining_s):
-                return await self._router.pick(retries.remaining_s)
+                return await self._router.pick(retries.remaining_s, self._pin)
         except (NoEngineError, TimeoutError) as error:
             raise self._unavailable(held, retries, f"no engine was free: {error}") from error
 
@@ -205,6 +213,16 @@ class EngineClient:
             " See that engines are live (actorctl ps), or raise the request's deadline",
             partial=held.generation() if held.count else None,
         )
+
+    def _check_pin(self, reply: Reply, ref: EngineRef) -> None:
+        """Raises OffPinError for tokens of other weights; the engine is left out until it announces what it serves now."""
+        if self._pin is None:
+            return
+        off = [span.version for span in reply.spans if Version.parse(span.version).number != self._pin]
+        if off:
+            error = OffPinError(f"engine {ref.instance} made tokens with {off[0]}; the task is pinned to number {self._pin}")
+            self._router.failed(ref, error)
+            raise error
 
     def _count_flaw(self, reply: Reply, ref: EngineRef, rid: str) -> None:
         if reply.flaw is not None:

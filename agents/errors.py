@@ -39,6 +39,10 @@ class EngineReplyError(EngineError):
     """HTTP 200 whose body is not a reply of /generate: an incompatible server, or not an engine at all."""
 
 
+class OffPinError(EngineError):
+    """Tokens of other weights than the task is pinned to (ordered mode); they are thrown away and made again."""
+
+
 class NoEngineError(EngineError):
     """A router found no engine within its deadline."""
 

@@ -21,8 +21,11 @@ class EngineRef(msgspec.Struct, frozen=True):
 class Router(Protocol):
     """Chooses among live engines; waits on its own events (presence, heads), never by polling."""
 
-    async def pick(self, deadline_s: float) -> EngineRef:
-        """An engine that may take one more request. Raises NoEngineError when `deadline_s` passes without one."""
+    async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
+        """An engine that may take one more request; with `number`, one that serves the weights of that number.
+
+        Raises NoEngineError when `deadline_s` passes without one.
+        """
         ...
 
     def release(self, ref: EngineRef) -> None:

@@ -6,6 +6,7 @@ Decoding validates at the edge: what `decode` returns has the type that was aske
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -47,7 +48,7 @@ def _unpack_array(data: bytes | memoryview) -> npt.NDArray[Any]:
         raise CodecError(f"array has dtype code {code}; this version knows 0..{len(_DTYPES) - 1}")
     shape = struct.unpack_from(f"<{ndim}I", data, 2)
     array = np.frombuffer(data, dtype=_DTYPES[code], offset=2 + 4 * ndim)
-    if array.size != int(np.prod(shape, dtype=np.int64)):
+    if array.size != math.prod(shape):
         raise CodecError(f"array of shape {shape} holds {array.size} elements: the message is truncated or altered")
     return array.reshape(shape)
 

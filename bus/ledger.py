@@ -28,6 +28,11 @@ class Mask(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
+def lineage(source: str, attempt: int) -> str:
+    """The name of the tasks of one source and attempt; ordinals are unique within it."""
+    return source if attempt == 0 else f"{source}+{attempt}"
+
+
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """An execution that a plan disposes of: where it is in SAMPLES, and whose it is."""
 
@@ -36,6 +41,12 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     source: str
     ordinal: int
     attempt: int
+
+
+    @property
+    def lineage(self) -> str:
+        """The source, and the attempt where it is not the first: ordinals are unique within it."""
+        return lineage(self.source, self.attempt)
 
 
 class Planned(Place, frozen=True, array_like=True):
@@ -113,7 +124,30 @@ class RollbackRecord(msgspec.Struct, frozen=True, kw_only=True, tag="rollback"):
     last_plan: int = 0
 
 
-LedgerRecord: TypeAlias = PlanRecord | StepRecord | DurableRecord | RollbackRecord
+class GroupClosedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="group_closed"):
+    """A group goes on without `missing`, whose executions, if they still come, are dropped(late). `trained` False: what
+    is there is dropped(incomplete), too."""
+
+    group: str
+    size: int
+    members: list[int]
+    missing: list[int]
+    trained: bool
+
+
+class RefillRecord(msgspec.Struct, frozen=True, kw_only=True, tag="refill"):
+    """The trainer asks the source for another execution of a member that was given up, as attempt `attempt`."""
+
+    source: str
+    ordinal: int
+    group: str
+    member: int
+    attempt: int
+
+
+LedgerRecord: TypeAlias = (
+    PlanRecord | StepRecord | DurableRecord | RollbackRecord | GroupClosedRecord | RefillRecord
+)
 
 
 class Numbered(msgspec.Struct, frozen=True):

@@ -6,7 +6,6 @@ since they lose messages after a slow-consumer event; a gap here is an error, ne
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterable
@@ -16,6 +15,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from physarum.bus import names
+from physarum.bus.batch_get import by_sequence
 from physarum.bus.connection import Bus
 from physarum.bus.errors import BusError, BusRefusedError, BusUnreachableError
 from physarum.bus.names import RUN_HEADER, StreamKey
@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _INACTIVE_S: Final = 60
 _BATCH: Final = 256
+_TOKENS_WITH_DOMAIN: Final = 11
 
 
 class LogGapError(BusError):
@@ -126,7 +127,7 @@ class LogReader:
         return True
 
     def _checked(self, message: Msg) -> LogEntry | None:
-        sequence = message.metadata.sequence.stream
+        sequence = _sequence_of(message)
         if sequence < self.next_sequence:
             return None  # seen before a restart made the consumer anew
         if sequence > self.next_sequence and self.next_sequence > 1:
@@ -135,44 +136,66 @@ class LogReader:
                 " or lost. Restore the store, or resume from a checkpoint whose cursor is above the gap"
             )
         self.next_sequence = sequence + 1
-        headers = dict(message.headers or {})
+        headers = message.headers or {}
         if not self._bus.accept(headers, RUN_HEADER):
             return None
         return LogEntry(sequence, message.subject, headers, message.data)
+
+
+def _sequence_of(message: Msg) -> int:
+    """From the acknowledgement subject; nats-py's `metadata` parses dates for each message.
+
+    $JS.ACK.<stream>.<consumer>.<delivered>.<sequence>..., or, behind a domain, two tokens more in front.
+    """
+    tokens = message.reply.split(".")
+    return int(tokens[5 if len(tokens) < _TOKENS_WITH_DOMAIN else 7])
 
 
 async def get(bus: Bus, key: StreamKey, sequence: int) -> LogEntry:
     """One message by sequence. Raises LogGapError when it is not there."""
     stream = names.stream(bus.run, key)
     found = await bus.request(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d}' % sequence, repeatable=True)
-    headers = dict(found.headers or {})
-    if headers.get("Status") == "404":
-        raise LogGapError(f"{stream} has no message {sequence}: it was trimmed, or the store lost it")
-    return LogEntry(sequence, headers.get("Nats-Subject", ""), headers, found.data)
+    if (found.headers or {}).get("Status") == "404":
+        raise _missing(stream, sequence)
+    return _entry(sequence, found)
 
 
-async def get_many(bus: Bus, key: StreamKey, sequences: Iterable[int], parallel: int = 32) -> list[LogEntry]:
-    """Messages by sequence, in the order asked for; at most `parallel` requests at once."""
-    room = asyncio.Semaphore(parallel)
+async def get_many(bus: Bus, key: StreamKey, sequences: Iterable[int]) -> list[LogEntry]:
+    """Messages by sequence, in the order asked for. Raises LogGapError naming the first one that is not there."""
+    stream, asked = names.stream(bus.run, key), list(sequences)
+    found = await by_sequence(bus, stream, asked)
+    for sequence in asked:
+        if sequence not in found:
+            raise _missing(stream, sequence)
+    return [_entry(sequence, found[sequence]) for sequence in asked]
 
-    async def one(sequence: int) -> LogEntry:
-        async with room:
-            return await get(bus, key, sequence)
 
-    return list(await asyncio.gather(*(one(sequence) for sequence in sequences)))
+def _entry(sequence: int, message: Msg) -> LogEntry:
+    headers = message.headers or {}
+    return LogEntry(sequence, headers.get("Nats-Subject", ""), headers, message.data)
 
 
-async def scan(bus: Bus, key: StreamKey) -> list[LogEntry]:
-    """Every message that a stream holds now, oldest first (a work queue's too), without consuming any."""
+def _missing(stream: str, sequence: int) -> LogGapError:
+    return LogGapError(f"{stream} has no message {sequence}: it was trimmed, or the store lost it")
+
+
+async def first(bus: Bus, key: StreamKey, subject: str = ">", start: int = 1) -> LogEntry | None:
+    """The first message from sequence `start` on whose subject matches `subject`; None when there is none."""
+    query = b'{"seq":%d,"next_by_subj":"%b"}' % (start, subject.encode())
+    message = await bus.request(f"$JS.API.DIRECT.GET.{names.stream(bus.run, key)}", query, repeatable=True)
+    headers = message.headers or {}
+    return None if headers.get("Status") == "404" else _entry(int(headers["Nats-Sequence"]), message)
+
+
+async def scan(bus: Bus, key: StreamKey, subject: str = ">") -> list[LogEntry]:
+    """Every message that a stream holds now on subjects that match, oldest first (a work queue's too), consuming none."""
     now = await state(bus, key)
-    stream, found, sequence = names.stream(bus.run, key), [], now.first
+    found: list[LogEntry] = []
+    sequence = now.first
     while now.messages and sequence <= now.last:
-        query = b'{"seq":%d,"next_by_subj":">"}' % sequence
-        message = await bus.request(f"$JS.API.DIRECT.GET.{stream}", query, repeatable=True)
-        headers = dict(message.headers or {})
-        if headers.get("Status") == "404":
+        entry = await first(bus, key, subject, sequence)
+        if entry is None:
             break
-        sequence = int(headers["Nats-Sequence"])
-        found.append(LogEntry(sequence, headers.get("Nats-Subject", ""), headers, message.data))
-        sequence += 1
+        found.append(entry)
+        sequence = entry.sequence + 1
     return found

@@ -26,6 +26,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One unit of work: a prompt (or an environment seed) for one execution. id = source/epoch/index/member[+attempt].
 
     `ordinal` counts the source's tasks from 0 in the order of issue, so that sets of tasks are sets of intervals.
+    `pin` (ordered mode): the number of the weights that must make every token.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     label: Any = None
     metadata: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
+    pin: int | None = None
     tenant: str = ""
     trace: str = ""
     issued_at: float = 0.0
@@ -98,11 +100,11 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise RecordError(
                     f"{name} has shape {array.shape}; expected ({response},), one entry per response token"
                 )
-        if self.loss_mask.dtype != np.bool_ or not np.issubdtype(self.token_ids.dtype, np.integer):
+        if self.loss_mask.dtype != np.bool_ or self.token_ids.dtype.kind not in "iu":
             raise RecordError(
                 f"token_ids are {self.token_ids.dtype} and loss_mask {self.loss_mask.dtype}; expected integers and bool"
             )
-        if not np.issubdtype(self.logprobs.dtype, np.floating):
+        if self.logprobs.dtype.kind != "f":
             raise RecordError(f"logprobs are {self.logprobs.dtype}; expected float32, NaN where the engine gave none")
 
     def _check_provenance(self) -> None:

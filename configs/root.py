@@ -9,11 +9,13 @@ from physarum.configs.bus import BusConfig
 from physarum.configs.checkpoint import CheckpointConfig
 from physarum.configs.engine import EngineConfig
 from physarum.configs.evaluation import EvaluationConfig
+from physarum.configs.groups import GroupsConfig
 from physarum.configs.model import ModelConfig
 from physarum.configs.origin import Origins
 from physarum.configs.reward import RewardConfig
 from physarum.configs.rollout import RolloutConfig
 from physarum.configs.run import RunConfig
+from physarum.configs.samples import SamplesConfig
 from physarum.configs.source import SourceConfig
 from physarum.configs.stop import StopConfig
 from physarum.configs.supervisor import SupervisorConfig
@@ -35,12 +37,20 @@ class RootConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig | None = None
     age: AgeConfig = AgeConfig()
+    groups: GroupsConfig = GroupsConfig()
+    samples: SamplesConfig = SamplesConfig()
     stop: StopConfig
     supervisor: SupervisorConfig = SupervisorConfig()
     extra: Arguments = Field(default_factory=dict)
     """The user's own keys for hooks; `extra.typed_extra` reads them with the hook's schema."""
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes over the data that the source issues: the smaller of `source.epochs` and `stop.epochs`; None is endless."""
+        given = [epochs for epochs in (self.source.epochs, self.stop.epochs) if epochs is not None]
+        return min(given, default=None)
 
     @property
     def origins(self) -> Origins:

@@ -65,6 +65,22 @@ def _off_policy(config: RootConfig) -> Iterator[_Finding]:
         )
 
 
+def _ordered(config: RootConfig) -> Iterator[_Finding]:
+    """Ordered mode is exact only if one batch is out at a time and every version is served."""
+    if not config.trainer.ordered:
+        return
+    needed: list[tuple[KeyPath, object, object]] = [
+        (("age", "bound"), config.age.bound, 0),
+        (("age", "admission"), config.age.admission, "count"),
+        (("trainer", "publish_every"), config.trainer.publish_every, 1),
+    ]
+    for key, found, expected in needed:
+        if found != expected:
+            text = f"`{dotted(key)}: {found}` with `trainer.ordered: true`"
+            remedy = f"set `{dotted(key)}: {expected}`, or `trainer.ordered: false`"
+            yield key, text, "one batch at a time, made by the newest version", remedy
+
+
 def _world(config: RootConfig) -> Iterator[_Finding]:
     trainer, group_size = config.trainer, config.source.group_size
     sizes = f"`tp * pp * cp` = {trainer.tp} * {trainer.pp} * {trainer.cp} = {trainer.model_parallel}"
@@ -149,6 +165,7 @@ def _supervision(config: RootConfig) -> Iterator[_Finding]:
 _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _objective,
     _off_policy,
+    _ordered,
     _world,
     _sequence_length,
     _evaluation,

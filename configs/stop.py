@@ -12,6 +12,11 @@ class StopConfig(Section):
 
     steps: Count | None = None
     """Optimizer steps."""
+    samples: Count | None = None
+    """Executions trained; the step that reaches the number is the last."""
+    epochs: Count | None = None
+    """Passes over the source's data. A source that has nothing more ends a run in any case; what is left of its last
+    batch is trained as a smaller one."""
     time_s: Seconds | None = None
     """Training time, without set-up."""
     loss_below: float | None = None

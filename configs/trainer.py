@@ -71,6 +71,13 @@ class TrainerConfig(Section):
     """Steps between published weight versions."""
     checkpoint_every: Count = 5
     """Steps between durable checkpoints."""
+    export_every: Count | None = None
+    """Steps between versions written as Hugging Face folders to `exports/`; null writes the last one only, to `model/`."""
+    record_only: bool = False
+    """Samples are recorded and nothing is trained (`actorctl rollout-only`); a step then counts one batch of them."""
+    ordered: bool = False
+    """Exact repetition: batches in the source's order, each made by the weights of the step before it, so that the same
+    data give the same weights whatever happens on the way. Costs the overlap of generation and training."""
     step_timeout_s: Seconds = 600.0
     megatron: MegatronFields = Field(default_factory=dict)
     master_port: Port = 0

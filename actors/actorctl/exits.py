@@ -22,6 +22,7 @@ from physarum.actors.supervisor.errors import (
     RunHeldError,
     SupervisorError,
 )
+from physarum.actors.tools.errors import BadLinesError, NotInRunError, RunUnfitError, ToolError
 from physarum.bus.errors import BusError, BusUnreachableError
 from physarum.configs.errors import ConfigError, PhysarumConfigError
 
@@ -30,14 +31,16 @@ FAILED: Final = 1
 USAGE: Final = 2
 NOT_RUNNING: Final = 3
 BUS_UNREACHABLE: Final = 4
+NOT_IN_RUN: Final = 5
 INTERRUPTED: Final = 130
 
 HELP: Final = """
 Exit status: 0 done; 1 the run failed, or its account does not close; 2 wrong usage or configuration; 3 no such run, or
-not running; 4 the bus cannot be reached; 130 stopped by the user before the end.
+not running; 4 the bus cannot be reached; 5 the run has no such step, sample, version, dead letter or checkpoint; 130
+stopped by the user before the end.
 """
 
-_KNOWN: Final = (PhysarumConfigError, SupervisorError, BusError, ActorError)
+_KNOWN: Final = (PhysarumConfigError, SupervisorError, BusError, ActorError, ToolError)
 
 
 @contextlib.contextmanager
@@ -58,8 +61,10 @@ def status_of(error: BaseException) -> int:
             return INTERRUPTED
         case NotRunningError():
             return NOT_RUNNING
-        case RunHeldError() | RunDiffersError() | PhysarumConfigError():
+        case RunHeldError() | RunDiffersError() | PhysarumConfigError() | RunUnfitError() | BadLinesError():
             return USAGE
+        case NotInRunError():
+            return NOT_IN_RUN
         case BusUnreachableError():
             return BUS_UNREACHABLE
         case _:

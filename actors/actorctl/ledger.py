@@ -1,4 +1,4 @@
-"""`actorctl ledger`: the account of a live, an interrupted or a finished run."""
+"""`actorctl ledger`: the account of a live, an interrupted or a finished run, or what it knows of a step, sample, version."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import orjson
 
 from physarum.actors.account import account
-from physarum.actors.actorctl.target import recorded_config, recorded_endpoint
+from physarum.actors.actorctl.target import recorded_config
 from physarum.actors.context import RunFolder
 from physarum.actors.supervisor.bus_keeper import embedded_server
-from physarum.actors.supervisor.errors import NotRunningError
-from physarum.bus.connection import Bus
-from physarum.bus.endpoint import Endpoint
-from physarum.configs.root import RootConfig
+from physarum.actors.tools.access import opened
+from physarum.actors.tools.samples import SampleView, sample_view
+from physarum.actors.tools.steps import StepView, steps_at
+from physarum.actors.tools.versions import VersionView, version_view
 
 
 async def account_of(folder: RunFolder, recount: bool) -> dict[str, Any]:
@@ -22,28 +22,30 @@ async def account_of(folder: RunFolder, recount: bool) -> dict[str, Any]:
     Raises NotRunningError for a run without a bus, or BusUnreachableError.
     """
     config = recorded_config(folder)
-    if config.bus.url is not None:
-        return await _count(recorded_endpoint(folder), config)
-    server = embedded_server(config, folder)
-    if (running := server.running()) is not None:
-        return await _count(Endpoint.of(config.bus, running.url), config)
-    if not recount and folder.summary.is_file():
+    up = config.bus.url is not None or embedded_server(config, folder).running() is not None
+    if not up and not recount and folder.summary.is_file():
         found: dict[str, Any] = orjson.loads(folder.summary.read_bytes())["account"]
         return found
-    if not (folder.bus / "store").is_dir():
-        raise NotRunningError(f"run {folder.path.name} has never started its bus: there is nothing to count")
-    try:
-        return await _count(Endpoint.of(config.bus, (await server.ensure()).url), config)
-    finally:
-        await server.stop()
+    async with opened(folder, "ledger") as run:
+        return (await account(run.bus)).to_dict()
 
 
-async def _count(endpoint: Endpoint, config: RootConfig) -> dict[str, Any]:
-    bus = await Bus.connect(endpoint, config.run.name, "ledger", config.bus.start_timeout_s)
-    try:
-        return (await account(bus)).to_dict()
-    finally:
-        await bus.close()
+async def step_of(folder: RunFolder, number: int) -> list[StepView]:
+    """Every record of the step with this number. Raises NotInRunError."""
+    async with opened(folder, "ledger") as run:
+        return await steps_at(run, number)
+
+
+async def sample_of(folder: RunFolder, wanted: str) -> SampleView:
+    """A task or an execution. Raises NotInRunError."""
+    async with opened(folder, "ledger") as run:
+        return await sample_view(run, wanted)
+
+
+async def version_of(folder: RunFolder, label: str) -> VersionView:
+    """A version of the weights. Raises NotInRunError."""
+    async with opened(folder, "ledger") as run:
+        return await version_view(run, label)
 
 
 def closes(found: dict[str, Any]) -> bool:

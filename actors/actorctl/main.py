@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Any, Final, Optional
 
-import orjson
+import msgspec
 import typer
 import uvloop
 from rich.console import Console
@@ -21,6 +20,9 @@ from physarum.actors.actorctl import ledger as ledger_command
 from physarum.actors.actorctl import logs as logs_command
 from physarum.actors.actorctl import ps as ps_command
 from physarum.actors.actorctl import up as up_command
+from physarum.actors.actorctl.dead import app as dead_app
+from physarum.actors.actorctl.ledger_text import sample_text, step_text, version_text
+from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
 from physarum.actors.context import RunFolder
 from physarum.actors.display.result import account_line
 from physarum.actors.supervisor.errors import RunFinishedError
@@ -37,25 +39,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(dead_app, name="dead")
 
-_SETTINGS: Final = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 _PACKAGES: Final = ("torch", "megatron-core", "nats-py", "transformers")
 
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file.")]
-Settings = Annotated[
-    Optional[list[str]],  # noqa: UP045  # typer reads the annotation at run time
-    typer.Argument(
-        metavar="[SETTING]...",
-        help="Over the file: `trainer.lr=1e-4`, `--megatron-FIELD VALUE`, `--sglang-ARG VALUE`.",
-    ),
-]
-Target = Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="A run's name, or its configuration.")]
-Root = Annotated[Path, typer.Option("--root", help="Where run folders lie, for a NAME.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks and more messages.")]
 
-
-@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+@app.command(context_settings=SETTINGS, epilog=exits.HELP)
 def up(
     config: Config,
     settings: Settings = None,
@@ -84,7 +73,7 @@ def up(
         _fail_unless_closed(summary["account"])
 
 
-@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+@app.command(context_settings=SETTINGS, epilog=exits.HELP)
 def down(
     name: Annotated[Optional[str], typer.Argument(metavar="[NAME|CONFIG]")] = None,  # noqa: UP045
     settings: Settings = None,
@@ -97,14 +86,14 @@ def down(
     with exits.reported(verbose):
         folder = target.find_only(name, root, settings or [])
         if folder is None:
-            _say({"run": None}, "nothing is running", as_json)
+            say({"run": None}, "nothing is running", as_json)
             return
         stopped = uvloop.run(down_command.stop_run(folder, now))
         found = {"run": stopped.run, "supervisor": stopped.supervisor, "actors": list(stopped.actors), "bus": stopped.bus}
-        _say(found, f"run {stopped.run} is stopped ({len(stopped.actors)} actors)", as_json)
+        say(found, f"run {stopped.run} is stopped ({len(stopped.actors)} actors)", as_json)
 
 
-@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+@app.command(context_settings=SETTINGS, epilog=exits.HELP)
 def ps(
     name: Target, settings: Settings = None, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False
 ) -> None:
@@ -112,7 +101,7 @@ def ps(
     with exits.reported(verbose):
         state = uvloop.run(ps_command.look(target.find(name, root, settings or [])))
         if as_json:
-            _print_json(state)
+            print_json(state)
         else:
             ps_command.show(state, Console())
 
@@ -133,7 +122,7 @@ def logs(
         logs_command.show(logs_command.read(files, lines, follow), as_json, prefixed=instance is None)
 
 
-@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+@app.command(context_settings=SETTINGS, epilog=exits.HELP)
 def check(config: Config, settings: Settings = None, as_json: Json = False, verbose: Verbose = False) -> None:
     """Validate a configuration, its hooks, files, ports, devices and disk, without starting anything."""
     with exits.reported(verbose):
@@ -141,36 +130,55 @@ def check(config: Config, settings: Settings = None, as_json: Json = False, verb
         fields = ("severity", "where", "found", "expected", "remedy")
         rows = [{name: str(getattr(problem, name)) for name in fields} for problem in problems]
         if as_json:
-            _print_json({"problems": rows})
+            print_json({"problems": rows})
         elif not rows:
-            _say({}, f"{config}: no problem found", as_json)
+            say({}, f"{config}: no problem found", as_json)
         else:
             _print_problems(fields, rows)
         if errors_in(problems):
             raise typer.Exit(exits.USAGE)
 
 
-@app.command(context_settings=_SETTINGS, epilog=exits.HELP)
+@app.command(context_settings=SETTINGS, epilog=exits.HELP)
 def ledger(
     name: Target,
     settings: Settings = None,
+    step: Annotated[Optional[int], typer.Option("--step", min=0, help="What made step N.")] = None,  # noqa: UP045
+    sample: Annotated[Optional[str], typer.Option("--sample", help="Where this task or execution is.")] = None,  # noqa: UP045
+    of: Annotated[Optional[str], typer.Option("--version", help="What this version took part in.")] = None,  # noqa: UP045
     recount: Annotated[bool, typer.Option("--recount", help="Count a finished run's store again.")] = False,
     root: Root = target.RUNS,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print the account: issued = trained + masked + dropped + dead + in flight. Status 1 when it does not close."""
+    """Print the account: issued = trained + masked + dropped + dead + in flight. Status 1 when it does not close.
+
+    With --step, --sample or --version: what the run knows of that.
+    """
     with exits.reported(verbose):
-        found = uvloop.run(ledger_command.account_of(target.find(name, root, settings or []), recount))
-        _say(found, account_line(found), as_json)
-        _fail_unless_closed(found)
+        if sum(one is not None for one in (step, sample, of)) > 1:
+            raise typer.BadParameter("give one of --step, --sample and --version")
+        folder = target.find(name, root, settings or [])
+        if step is not None:
+            steps = uvloop.run(ledger_command.step_of(folder, step))
+            say({"step": step, "steps": steps}, step_text(steps), as_json)
+        elif sample is not None:
+            view = uvloop.run(ledger_command.sample_of(folder, sample))
+            say(msgspec.structs.asdict(view), sample_text(view), as_json)
+        elif of is not None:
+            seen = uvloop.run(ledger_command.version_of(folder, of))
+            say(msgspec.structs.asdict(seen), version_text(seen), as_json)
+        else:
+            found = uvloop.run(ledger_command.account_of(folder, recount))
+            say(found, account_line(found), as_json)
+            _fail_unless_closed(found)
 
 
 @app.command()
 def version(as_json: Json = False) -> None:
     """Print the version, and those of the main packages."""
     found = {"physarum": physarum.__version__, **{name: _installed(name) for name in _PACKAGES}}
-    _say(found, "\n".join(f"{name} {number or 'not installed'}" for name, number in found.items()), as_json)
+    say(found, "\n".join(f"{name} {number or 'not installed'}" for name, number in found.items()), as_json)
 
 
 def main() -> None:
@@ -209,17 +217,6 @@ def _print_problems(fields: tuple[str, ...], rows: list[dict[str, str]]) -> None
     for row in rows:
         table.add_row(*row.values())
     console.print(table)
-
-
-def _say(found: dict[str, Any], text: str, as_json: bool) -> None:
-    if as_json:
-        _print_json(found)
-    else:
-        typer.echo(text)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
 if __name__ == "__main__":

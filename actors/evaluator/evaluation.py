@@ -15,8 +15,8 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from physarum.actors.context import Context
+from physarum.actors.dead_letters import dead_task
 from physarum.actors.evaluator.tally import Tally
-from physarum.actors.source.dead_letters import dead_task
 from physarum.actors.source.tasks import group_tasks, sampling_parameters
 from physarum.actors.states import EvalScore
 from physarum.actors.wire import publish_task, read_header

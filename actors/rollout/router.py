@@ -8,6 +8,7 @@ from collections import Counter
 from physarum.agents.errors import NoEngineError
 from physarum.agents.routing import EngineRef
 from physarum.bus.presence import Heartbeat, Roster
+from physarum.bus.version import Version
 
 READY = "ready"
 
@@ -26,21 +27,25 @@ class PresenceRouter:
         """To be called at every change of the roster: wakes whoever waits for an engine."""
         self._changed.set()
 
-    async def pick(self, deadline_s: float) -> EngineRef:
-        """The ready engine with the fewest of our requests. Raises NoEngineError after `deadline_s` without one."""
+    async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
+        """The ready engine (serving weights `number`, if given) with the fewest of our requests.
+
+        Raises NoEngineError after `deadline_s` without one.
+        """
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
                     self._changed.clear()
-                    ref = self._best()
+                    ref = self._best(number)
                     if ref is not None:
                         self._running[ref.instance] += 1
                         return ref
                     await self._changed.wait()
         except TimeoutError as error:
             seen = ", ".join(f"{beat.instance} is {beat.state}" for beat in self._roster.members) or "none has announced itself"
+            wanted = "" if number is None else f" and served weights {number}"
             raise NoEngineError(
-                f"no engine of group {self._group} was ready within {deadline_s:g} s ({seen});"
+                f"no engine of group {self._group} was ready{wanted} within {deadline_s:g} s ({seen});"
                 " see `actorctl ps` and the engines' logs"
             ) from error
 
@@ -53,8 +58,10 @@ class PresenceRouter:
             if beat.instance == ref.instance:
                 self._sick[ref.instance] = beat.sequence + beat.started_at
 
-    def _best(self) -> EngineRef | None:
+    def _best(self, number: int | None) -> EngineRef | None:
         ready = [beat for beat in self._candidates() if beat.state == READY and not self._is_sick(beat)]
+        if number is not None:
+            ready = [beat for beat in ready if Version.parse(beat.facts["version"]).number == number]
         if not ready:
             return None
         beat = min(ready, key=lambda candidate: (self._running[candidate.instance], candidate.instance))

@@ -22,8 +22,8 @@ from physarum.actors.source.admission import admission_limit, has_room
 from physarum.actors.source.cursor import Picked, RowCursor
 from physarum.actors.source.followers import Followers
 from physarum.actors.source.position import PositionKeeper
-from physarum.actors.source.rows import open_rows
-from physarum.actors.source.tasks import check_travels, group_tasks, sampling_parameters
+from physarum.actors.source.rows import RowStream, open_rows
+from physarum.actors.source.tasks import check_travels, group_tasks, refill_task, sampling_parameters
 from physarum.actors.source.waiting import anything, unless_draining, until
 from physarum.actors.states import EvalScore, SourcePosition
 from physarum.actors.wire import publish_task
@@ -52,6 +52,7 @@ class SourceActor(Actor):
         self._followers = Followers(context, self._source.name)
         self._lost = asyncio.Event()
         self._cursor: RowCursor
+        self._rows: RowStream
         self._keeper: PositionKeeper
 
     async def run(self) -> None:
@@ -90,19 +91,19 @@ class SourceActor(Actor):
         self._keeper = PositionKeeper(self.context, self._source.name, lease)
         position = await self._keeper.claim()
         self._report()
+        await self._open_rows()
         if self._exhausted(position):
-            _log.info("all %s epochs were issued before: %d tasks", self._source.epochs, position.issued)
+            _log.info("all %s epochs were issued before: %d tasks", self.config.epochs, position.issued)
         else:
-            await self._open_rows()
             await unless_draining(self.context, self._wait_for_start())
             await self._issue_rows()
         if not self.context.draining.is_set():
             self.become("finished")
-            await self.context.draining.wait()
+            await unless_draining(self.context, self._refill_for_ever())
 
     def _exhausted(self, position: SourcePosition) -> bool:
         """Whether nothing is left; a source that was finished goes on when `source.epochs` was raised since."""
-        return position.finished and self._source.epochs is not None and position.epoch >= self._source.epochs
+        return position.finished and self.config.epochs is not None and position.epoch >= self.config.epochs
 
     async def _open_rows(self) -> None:
         source, position = self._source, self._keeper.current
@@ -115,7 +116,8 @@ class SourceActor(Actor):
             self.config.run.seed,
             shuffle=source.shuffle,
         )
-        self._cursor = RowCursor(rows, position.epoch, position.index, source.epochs)
+        self._rows = rows
+        self._cursor = RowCursor(rows, position.epoch, position.index, self.config.epochs)
 
     async def _wait_for_start(self) -> None:
         """The evaluation of the start version has the engines for itself."""
@@ -132,6 +134,9 @@ class SourceActor(Actor):
             await self.context.resumed.wait()
             if await unless_draining(self.context, self._wait_for_room()) is None:
                 return
+            if self._followers.refills:
+                await self._refill()
+                continue
             picked = await asyncio.to_thread(self._cursor.take)
             self.numbers["broken_rows"] = self._cursor.broken
             if picked is None:
@@ -140,14 +145,55 @@ class SourceActor(Actor):
             await self._issue(picked)
 
     async def _wait_for_room(self) -> bool:
+        """Until a group may be issued, or a refill is asked for (it takes the room of the task that died)."""
         changed = self._followers.changed
-        while not has_room(
-            self._keeper.current.issued, self._followers.disposals.count, self._source.group_size, self._limit
+        while not self._followers.refills and not has_room(
+            self._issued, self._followers.disposals.count, self._source.group_size, self._limit
         ):
             changed.clear()
             self._report()
             await changed.wait()
         return True
+
+    @property
+    def _issued(self) -> int:
+        return self._keeper.current.issued + self._keeper.current.refills
+
+    async def _refill_for_ever(self) -> None:
+        """After the last row: refills may still be asked for."""
+        changed = self._followers.changed
+        while True:
+            changed.clear()
+            while self._followers.refills:
+                await self._refill()
+            await changed.wait()
+
+    async def _refill(self) -> None:
+        """Issues the refill that was asked for first, as its row's task with the next attempt, then moves past it."""
+        sequence, record = self._followers.refills.popleft()
+        current = self._keeper.current
+        if sequence <= current.refilled_through:
+            return
+        epoch, index = (int(part) for part in record.group.rsplit("/", 2)[1:])
+        row = await asyncio.to_thread(self._rows.row, epoch, index)
+        task = refill_task(
+            row,
+            record,
+            run=self.bus.run,
+            group_size=self._source.group_size,
+            sampling=self._sampling,
+            pin=self._pin(),
+        )
+        await publish_task(self.context, task)
+        await self._keeper.move(
+            msgspec.structs.replace(self._keeper.current, refills=current.refills + 1, refilled_through=sequence)
+        )
+        _log.warning("%s is issued again as attempt %d: it was dead-lettered", record.group, record.attempt)
+        self._report()
+
+    def _pin(self) -> int | None:
+        """In ordered mode, the number of the weights that must make the tokens of what is issued now."""
+        return self._followers.numbers.current if self.config.trainer.ordered else None
 
     async def _issue(self, picked: Picked) -> None:
         tasks = group_tasks(
@@ -158,6 +204,7 @@ class SourceActor(Actor):
             first_ordinal=self._keeper.current.issued,
             group_size=self._source.group_size,
             sampling=self._sampling,
+            pin=self._pin(),
         )
         try:
             check_travels(tasks[0], self.bus.client.max_payload)
@@ -190,10 +237,10 @@ class SourceActor(Actor):
             )
         )
         self._report()
-        _log.info("all %s epochs are issued: %d tasks", self._source.epochs, self._keeper.current.issued)
+        _log.info("all %s epochs are issued: %d tasks", self.config.epochs, self._keeper.current.issued)
 
     def _report(self) -> None:
         position = self._keeper.current
         self.facts["position"] = {"epoch": position.epoch, "index": position.index, "finished": position.finished}
         self.numbers["issued"] = position.issued
-        self.numbers["outstanding"] = position.issued - self._followers.disposals.count
+        self.numbers["outstanding"] = self._issued - self._followers.disposals.count

@@ -8,19 +8,21 @@ dispose of it once. A rollback brings the tasks of the steps that it voids back 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from physarum.bus.intervals import IntervalSet
 from physarum.bus.ledger import Numbered, PlanRecord, RollbackRecord, StepRecord
 from physarum.configs.root import RootConfig
 
+Tasks = dict[int, IntervalSet]
+"""Ordinals by attempt: a refill is a task of its own."""
+
 
 class _Step(NamedTuple):
-    """A surviving step: the sequence of its plan in LEDGER, and the ordinals that it disposed of."""
+    """A surviving step: the sequence of its plan in LEDGER, and the tasks that it disposed of."""
 
     plan: int
-    ordinals: IntervalSet
+    tasks: Tasks
 
 
 class Disposals:
@@ -28,10 +30,10 @@ class Disposals:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._plans: dict[int, IntervalSet] = {}
+        self._plans: dict[int, Tasks] = {}
         self._steps: list[_Step] = []
-        self._dead = IntervalSet()
-        self._disposed = IntervalSet()
+        self._dead: Tasks = {}
+        self._disposed: Tasks = {}
         self._unnamed = 0
         self._count = 0
 
@@ -44,19 +46,22 @@ class Disposals:
         """One record of LEDGER."""
         record = item.record
         if isinstance(record, PlanRecord):
-            ours = sorted(place.ordinal for place in record.places if place.source == self._source)
-            self._plans[item.sequence] = IntervalSet(ours)
+            ours: Tasks = {}
+            for place in sorted(record.places, key=lambda place: place.ordinal):
+                if place.source == self._source:
+                    ours.setdefault(place.attempt, IntervalSet()).add(place.ordinal)
+            self._plans[item.sequence] = ours
         elif isinstance(record, StepRecord):
-            ordinals = self._plans.get(record.plan, IntervalSet())
-            self._steps.append(_Step(record.plan, ordinals))
-            self._add(ordinals)
+            tasks = self._plans.get(record.plan, {})
+            self._steps.append(_Step(record.plan, tasks))
+            self._add(tasks)
         elif isinstance(record, RollbackRecord):
             self._void(record)
 
-    def dead(self, ordinal: int) -> None:
+    def dead(self, ordinal: int, attempt: int = 0) -> None:
         """A task of this source that ended in DEAD."""
-        self._dead.add(ordinal)
-        self._add((ordinal,))
+        self._dead.setdefault(attempt, IntervalSet()).add(ordinal)
+        self._add({attempt: IntervalSet((ordinal,))})
 
     def dead_unnamed(self) -> None:
         """A dead letter whose task cannot be read any more: it can only be counted."""
@@ -69,12 +74,14 @@ class Disposals:
         if len(kept) == len(self._steps):
             return
         self._steps = kept
-        self._disposed, self._count = IntervalSet(), self._unnamed
-        for ordinals in (self._dead, *(step.ordinals for step in kept)):
-            self._add(ordinals)
+        self._disposed, self._count = {}, self._unnamed
+        for tasks in (self._dead, *(step.tasks for step in kept)):
+            self._add(tasks)
 
-    def _add(self, ordinals: Iterable[int]) -> None:
-        self._count += sum(self._disposed.add(ordinal) for ordinal in ordinals)
+    def _add(self, tasks: Tasks) -> None:
+        for attempt, ordinals in tasks.items():
+            disposed = self._disposed.setdefault(attempt, IntervalSet())
+            self._count += sum(disposed.add(ordinal) for ordinal in ordinals)
 
 
 def admission_limit(config: RootConfig) -> int | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import aclosing
 from typing import Final
 
 from physarum.actors.context import Context
+from physarum.actors.dead_letters import DeadTask, dead_task
 from physarum.actors.source.admission import Disposals
-from physarum.actors.source.dead_letters import DeadTask, dead_task
-from physarum.bus.ledger import decode_entry
+from physarum.actors.source.pinning import Numbers
+from physarum.bus.ledger import Numbered, RefillRecord, decode_entry
 from physarum.bus.log import LogReader
 
 _log = logging.getLogger(__name__)
@@ -25,14 +27,16 @@ class Followers:
         self._context = context
         self._source = source
         self.disposals = Disposals(source)
+        self.numbers = Numbers()
         self.changed = asyncio.Event()
+        self.refills: deque[tuple[int, RefillRecord]] = deque()
 
     async def follow_ledger(self) -> None:
         """Never returns. Raises LogGapError when the ledger lost records."""
         async with aclosing(LogReader(self._context.bus, "ledger").batches(_WAIT_S)) as batches:
             async for batch in batches:
                 for entry in batch:
-                    self.disposals.record(decode_entry(entry))
+                    self._record(decode_entry(entry))
                 self._notify(len(batch))
 
     async def follow_dead(self) -> None:
@@ -43,6 +47,12 @@ class Followers:
                     self._count(dead_task(entry, self._context.bus.run))
                 self._notify(len(batch))
 
+    def _record(self, item: Numbered) -> None:
+        self.disposals.record(item)
+        self.numbers.record(item)
+        if isinstance(item.record, RefillRecord) and item.record.source == self._source:
+            self.refills.append((item.sequence, item.record))
+
     def _count(self, task: DeadTask | None) -> None:
         if task is None or task.evaluation:
             return
@@ -50,7 +60,7 @@ class Followers:
             _log.error("a dead letter names no task (%s); it is counted as one task of this source", task.reason)
             self.disposals.dead_unnamed()
         elif task.source == self._source:
-            self.disposals.dead(task.ordinal)
+            self.disposals.dead(task.ordinal, task.attempt)
 
     def _notify(self, entries: int) -> None:
         if entries:

@@ -6,8 +6,11 @@ import time
 import uuid
 from typing import Any
 
+import msgspec
+
 from physarum.bus.codec import encode
 from physarum.bus.errors import CodecError
+from physarum.bus.ledger import RefillRecord
 from physarum.bus.records import Task, TaskClass
 from physarum.configs.data_files import RowError
 from physarum.configs.rollout import SamplingConfig
@@ -34,6 +37,7 @@ def group_tasks(
     group_size: int,
     sampling: dict[str, Any],
     task_class: TaskClass = "p1",
+    pin: int | None = None,
 ) -> list[Task]:
     """`group_size` tasks of one row. `place` (epoch/index, or the index alone) makes ids unique within the source."""
     group = f"{source}/{place}"
@@ -52,11 +56,36 @@ def group_tasks(
             label=row.get("label"),
             metadata=row.get("metadata") or {},
             sampling=sampling,
+            pin=pin,
             trace=uuid.uuid4().hex,
             issued_at=issued_at,
         )
         for member in range(group_size)
     ]
+
+
+def refill_task(
+    row: dict[str, Any],
+    record: RefillRecord,
+    *,
+    run: str,
+    group_size: int,
+    sampling: dict[str, Any],
+    pin: int | None = None,
+) -> Task:
+    """The member that `record` asks for, as it was issued first, with the next attempt in its id."""
+    tasks = group_tasks(
+        row,
+        run=run,
+        source=record.source,
+        place=record.group.removeprefix(f"{record.source}/"),
+        first_ordinal=record.ordinal - record.member,
+        group_size=group_size,
+        sampling=sampling,
+        pin=pin,
+    )
+    task = tasks[record.member]
+    return msgspec.structs.replace(task, id=f"{task.id}+{record.attempt}", attempt=record.attempt)
 
 
 def check_travels(task: Task, limit_bytes: int) -> None:

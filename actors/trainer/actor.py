@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import xxhash
 
@@ -29,13 +28,16 @@ from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.intake import Intake
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.publication import Publication
+from physarum.actors.trainer.readiness import Readiness
 from physarum.actors.trainer.recovery import Recovery, recover
+from physarum.actors.trainer.requests import Requests
 from physarum.actors.trainer.settings import plan_rules, world_config
 from physarum.actors.trainer.stepping import Stepper
-from physarum.actors.trainer.stopping import StopRule
+from physarum.actors.trainer.stopping import StopRule, exhausted_reason
 from physarum.actors.trainer.torch_thread import TorchThread
 from physarum.actors.trainer.world import World
 from physarum.bus import lease, ledger, log
+from physarum.bus.control import Verb
 from physarum.bus.intervals import IntervalSet
 from physarum.bus.ledger import Ledger, PlanRecord, RollbackRecord
 
@@ -60,6 +62,23 @@ class TrainerActor(Actor):
         super().__init__(context)
         self.torch = TorchThread()
         self.checkpoints = Checkpoints(context.folder.checkpoints)
+        self._requests: Requests | None = None
+
+    def verbs(self) -> dict[str, Verb]:
+        """`checkpoint`: make the present state durable now. `revive`: a dead letter is about to be retried."""
+
+        async def checkpoint(body: dict[str, Any]) -> dict[str, Any]:
+            return await self._asked().checkpoint()
+
+        async def revive(body: dict[str, Any]) -> dict[str, Any]:
+            return await self._asked().revive(int(body["letter"]))
+
+        return {"checkpoint": checkpoint, "revive": revive}
+
+    def _asked(self) -> Requests:
+        if self._requests is None:
+            raise RuntimeError(f"the trainer is {self.state}; expected it to be training: ask again when it is ready")
+        return self._requests
 
     async def run(self) -> None:
         self.become("standby")
@@ -108,7 +127,7 @@ class TrainerActor(Actor):
         )
         recovery = recover(await ledger.read(self.bus))
         publication = Publication(self.context, xxhash.xxh3_128_hexdigest((model / "config.json").read_bytes()))
-        stepper = Stepper(self, world, book, cursor, publication, recovery.forks, held, meta)
+        stepper = Stepper(self, world, book, cursor, publication, recovery, held, meta)
         await self._loop(stepper, recovery, cursor)
 
     async def _world(self, model: Path) -> World:
@@ -138,15 +157,21 @@ class TrainerActor(Actor):
     async def _loop(self, stepper: Stepper, recovery: Recovery, cursor: Cursor) -> None:
         replayed = IntervalSet(sequence for plan in recovery.replay for sequence in _sequences(plan.record))
         planner = Planner(plan_rules(self.config), _disposed(cursor, recovery))
+        for decided in recovery.decisions:
+            planner.apply(decided)
         intake = Intake(self.context, planner, cursor, replayed)
+        readiness = Readiness(self.context, stepper, planner, intake, recovery.refills, self._waiting)
+        self._requests = Requests(self.bus, stepper, intake, readiness)
         async with asyncio.TaskGroup() as group:
             beside = [
                 group.create_task(intake.read_samples(), name="read SAMPLES"),
                 group.create_task(intake.read_dead(), name="read DEAD"),
+                group.create_task(readiness.exhaustion.follow(), name="follow the source"),
                 group.create_task(stepper.publication.run(), name="publish versions"),
             ]
             await stepper.begin()
-            reason = await self._steps(stepper, planner, intake, recovery)
+            reason = await self._steps(stepper, planner, readiness, recovery)
+            self._requests = None
             if reason is not None:
                 await self._finish(stepper, reason)
             else:
@@ -156,39 +181,27 @@ class TrainerActor(Actor):
         if reason is not None:
             await self._finished()
 
-    async def _steps(self, stepper: Stepper, planner: Planner, intake: Intake, recovery: Recovery) -> str | None:
-        """Trains until a stop condition is met (its name), or until draining (None)."""
-        rule = StopRule(self.config.stop)
+    def _waiting(self, complete_groups: int) -> None:
+        self.numbers["waiting_groups"] = complete_groups
+
+    async def _steps(
+        self, stepper: Stepper, planner: Planner, readiness: Readiness, recovery: Recovery
+    ) -> str | None:
+        """Trains until a stop condition is met or nothing more can come (its name), or until draining (None)."""
+        rule = StopRule(self.config.stop, recovery.trained)
         for item in recovery.replay:
             assert isinstance(item.record, PlanRecord)
             if self.context.draining.is_set():
                 return None
             rule.saw(await stepper.replay(item.sequence, item.record), stepper.trained_s)
         while (reason := rule.met(stepper.number)) is None:
-            waited = await self._until_ready(planner, intake)
-            if waited is None:
+            come = await readiness.next()
+            if come.what == "draining":
                 return None
-            rule.saw(await stepper.step(planner, waited), stepper.trained_s)
+            if come.what == "exhausted" and not planner.has_rest:
+                return exhausted_reason(self.config)
+            rule.saw(await stepper.step(planner, come.waited_s), stepper.trained_s)
         return reason
-
-    async def _until_ready(self, planner: Planner, intake: Intake) -> float | None:
-        """Seconds waited for a full batch; None when draining began first."""
-        started = time.perf_counter()
-        stop = asyncio.ensure_future(self.context.draining.wait())
-        try:
-            while True:
-                intake.changed.clear()
-                if self.context.draining.is_set():
-                    return None
-                await self.context.resumed.wait()
-                if planner.ready:
-                    return time.perf_counter() - started
-                self.numbers["waiting_groups"] = planner.complete_groups
-                change = asyncio.ensure_future(intake.changed.wait())
-                await asyncio.wait({stop, change}, return_when=asyncio.FIRST_COMPLETED)
-                change.cancel()
-        finally:
-            stop.cancel()
 
     async def _finish(self, stepper: Stepper, reason: str) -> None:
         """The last version is published, made durable and written in Hugging Face form; then the run is told."""
@@ -196,11 +209,7 @@ class TrainerActor(Actor):
         await stepper.publish(final=True)
         await stepper.checkpoint()
         target = self.context.folder.model
-        aside = target.with_name(".model-writing")
-        shutil.rmtree(aside, ignore_errors=True)
-        await self.torch.run(lambda: stepper.world.save_hf(aside), self.config.trainer.step_timeout_s, "writing the model")
-        shutil.rmtree(target, ignore_errors=True)
-        aside.rename(target)
+        await stepper.export(target)
         done = states.TrainerDone(
             reason=reason, version=str(stepper.version), steps=stepper.number, model=str(target), at=time.time()
         )
@@ -223,5 +232,5 @@ def _disposed(cursor: Cursor, recovery: Recovery) -> dict[str, IntervalSet]:
     for item in recovery.replay:
         assert isinstance(item.record, PlanRecord)
         for gone in item.record.places:
-            disposed.setdefault(gone.source, IntervalSet()).add(gone.ordinal)
+            disposed.setdefault(gone.lineage, IntervalSet()).add(gone.ordinal)
     return disposed

@@ -39,7 +39,7 @@ class Cursor:
         """Marks everything that `plan` holds as gone; called once its step is done."""
         for gone in plan.places:
             self.consumed.add(gone.sequence)
-            self.disposed.setdefault(gone.source, IntervalSet()).add(gone.ordinal)
+            self.disposed.setdefault(gone.lineage, IntervalSet()).add(gone.ordinal)
             self.last_sequence = max(self.last_sequence, gone.sequence)
         self.last_plan = plan_sequence
 

@@ -3,60 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import time
+from contextlib import aclosing
 
 from physarum.actors.context import Context
+from physarum.actors.dead_letters import DeadTask, dead_task
+from physarum.actors.tools.marks import read_marks
 from physarum.actors.trainer.cursor import Cursor
-from physarum.actors.trainer.planner import Arrived, Planner
+from physarum.actors.trainer.groups import Arrived, DeadMember
+from physarum.actors.trainer.planner import Planner
 from physarum.actors.wire import read_header
-from physarum.bus.codec import decode
-from physarum.bus.errors import CodecError
 from physarum.bus.intervals import IntervalSet
+from physarum.bus.ledger import RefillRecord
 from physarum.bus.log import LogReader
-from physarum.bus.records import Execution, Task
-from physarum.bus.work import DeadLetter
-
-_log = logging.getLogger(__name__)
 
 
 class Intake:
-    """Two readers that fill the planner. `changed` is set whenever a plan may have become possible."""
+    """Two readers that fill the planner. `changed` is set whenever a plan may have become possible; `refills` are asked
+    for by deaths and wait to be recorded."""
 
     def __init__(self, context: Context, planner: Planner, cursor: Cursor, replayed: IntervalSet) -> None:
         self._context, self._planner, self._cursor = context, planner, cursor
         self._replayed = replayed
         self.changed = asyncio.Event()
-        self.unreadable = 0
+        self.refills: list[RefillRecord] = []
+        self.samples_through = cursor.floor - 1
+        self.dead_through = 0
+        """Sequences up to which SAMPLES and DEAD were taken in."""
 
     async def read_samples(self) -> None:
         """Admits every sample above the cursor that no recorded plan holds, in log order, for ever."""
         reader = LogReader(self._context.bus, "samples", self._cursor.floor, headers_only=True)
-        async for batch in reader.batches(self._context.config.bus.fetch_timeout_s):
-            for entry in batch:
-                if entry.sequence in self._cursor.consumed or entry.sequence in self._replayed:
-                    continue
-                self._planner.admit(Arrived(entry.sequence, read_header(entry.headers)))
-            if batch:
-                self.changed.set()
+        async with aclosing(reader.batches(self._context.config.bus.fetch_timeout_s)) as batches:
+            async for batch in batches:
+                for entry in batch:
+                    if entry.sequence not in self._cursor.consumed and entry.sequence not in self._replayed:
+                        self._planner.admit(Arrived(entry.sequence, read_header(entry.headers)), time.monotonic())
+                self.samples_through = reader.next_sequence - 1
+                if batch:
+                    self.changed.set()
 
     async def read_dead(self) -> None:
-        """Closes the places of members that were dead-lettered, from the beginning of DEAD, for ever."""
+        """Gives up, or asks to refill, the members that were dead-lettered, from the beginning of DEAD, for ever."""
         reader = LogReader(self._context.bus, "dead")
-        async for batch in reader.batches(self._context.config.bus.fetch_timeout_s):
-            for entry in batch:
-                task = dead_task(decode(entry.data, DeadLetter))
-                if task is not None and task.task_class != "eval":
-                    self._planner.bury(task.group, task.group_size, task.member)
-            if batch:
-                self.changed.set()
+        async with aclosing(reader.batches(self._context.config.bus.fetch_timeout_s)) as batches:
+            async for batch in batches:
+                retried = await self._retried() if batch else set()
+                for entry in batch:
+                    if entry.sequence not in retried:
+                        self._bury(dead_task(entry, self._context.bus.run))
+                self.dead_through = reader.next_sequence - 1
+                if batch:
+                    self.changed.set()
+
+    async def _retried(self) -> set[int]:
+        """Letters that were sent on their way again: their members may still come."""
+        return {number for number, mark in (await read_marks(self._context.bus)).items() if mark.action == "retried"}
+
+    def revive(self, dead: DeadTask) -> None:
+        """A letter that was taken in before is being sent on its way again."""
+        self._planner.revive(_member(dead), time.monotonic())
+
+    def _bury(self, dead: DeadTask | None) -> None:
+        if dead is None or dead.evaluation or dead.source is None:
+            return
+        refill = self._planner.bury(_member(dead), time.monotonic())
+        if refill is not None:
+            self.refills.append(refill)
 
 
-def dead_task(letter: DeadLetter) -> Task | None:
-    """The task that a dead letter is about; None where its bytes cannot be read (a poison message)."""
-    try:
-        if letter.stream.endswith("_EPISODES"):
-            return decode(letter.body, Execution).task
-        return decode(letter.body, Task)
-    except CodecError as error:
-        _log.warning("dead letter %s #%d holds no readable task: %s", letter.stream, letter.sequence, error)
-        return None
+def _member(dead: DeadTask) -> DeadMember:
+    assert dead.source is not None
+    return DeadMember(dead.source, dead.ordinal, dead.group, dead.group_size, dead.member, dead.attempt)

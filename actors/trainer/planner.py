@@ -3,49 +3,35 @@
 Pure and deterministic: the same headers and deaths in the same order give the same plans. Every execution that enters
 leaves in exactly one plan, as trained, masked or dropped with a reason.
 
-    headers, in log order --> groups --complete--> queue --take()--> PlanRecord
-    dead letters -----------^   (a dead member closes its place)
+    headers, in log order --> groups --complete, or closed by death or deadline--> take() --> PlanRecord
+    dead letters -----------^
 """
 
 from __future__ import annotations
-
-from collections import deque
 
 import msgspec
 import numpy as np
 
 from physarum.actors.trainer.algorithms.advantages import group_relative_advantages
+from physarum.actors.trainer.groups import Arrived, DeadMember, GroupRules, Groups
 from physarum.bus.intervals import IntervalSet
-from physarum.bus.ledger import Dropped, Mask, Planned, PlanRecord
+from physarum.bus.ledger import Dropped, GroupClosedRecord, Mask, Planned, PlanRecord, RefillRecord, lineage
 from physarum.bus.records import ExecutionHeader, SampleHeader
 from physarum.bus.version import Fork, Version, age
 
 
 class PlanRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes and how old a token with gradient may be (`bound` None: any age)."""
+    """What a step takes and how old a token with gradient may be (`bound` None: any age).
+
+    `ordered`: the groups of a batch stand in the source's order, not in that of their completion."""
 
     groups_per_batch: int
     bound: int | None
     normalize_std: bool
     objective: str
     max_sequence_tokens: int
-
-
-class Arrived(msgspec.Struct, frozen=True):
-    """An execution as the log has it."""
-
-    sequence: int
-    header: ExecutionHeader
-
-
-class _Group(msgspec.Struct):
-    size: int
-    members: dict[int, Arrived] = {}
-    dead: set[int] = set()
-
-    @property
-    def closed(self) -> bool:
-        return len(self.members.keys() | self.dead) >= self.size
+    groups: GroupRules = GroupRules()
+    ordered: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,59 +66,55 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planner:
-    """Groups executions and forms plans. `disposed` holds the ordinals, per source, that left in earlier plans."""
+    """Forms plans from groups. `disposed` holds the ordinals, per lineage, that left in earlier plans."""
 
     def __init__(self, rules: PlanRules, disposed: dict[str, IntervalSet] | None = None) -> None:
         self._rules = rules
         self._disposed = disposed if disposed is not None else {}
-        self._groups: dict[str, _Group] = {}
-        self._complete: deque[str] = deque()
         self._dropped: list[Dropped] = []
-        self._early_deaths: dict[str, set[int]] = {}
+        self.groups = Groups(rules.groups)
 
     @property
     def ready(self) -> bool:
         """Whether a plan can be taken now."""
-        return len(self._complete) >= self._rules.groups_per_batch
+        return self.groups.complete >= self._rules.groups_per_batch
 
     @property
-    def waiting_executions(self) -> int:
-        return sum(len(group.members) for group in self._groups.values())
+    def has_rest(self) -> bool:
+        """Whether a last, smaller plan can be taken: complete groups, or drops that no plan has recorded yet."""
+        return self.groups.complete > 0 or any(gone.reason != "duplicate" for gone in self._dropped)
 
-    @property
-    def complete_groups(self) -> int:
-        return len(self._complete)
-
-    def admit(self, arrived: Arrived) -> None:
-        """Takes one execution. The first complete one of a task counts; others are dropped(duplicate)."""
+    def admit(self, arrived: Arrived, now: float = 0.0) -> None:
+        """Takes one execution (`now`: monotonic seconds). The first one of a task counts; others are dropped by name."""
         header = arrived.header
-        if header.ordinal in self._disposed.get(header.source, ()):
-            self._drop(arrived, "duplicate")
-            return
-        if any(sample.tokens > self._rules.max_sequence_tokens for sample in header.samples):
-            self._drop(arrived, "too_long")
-            self.bury(header.group, header.group_size, header.member)
-            return
-        group = self._group(header.group, header.group_size)
-        if header.member in group.members or header.member in group.dead:
-            self._drop(arrived, "duplicate")
-            return
-        was_closed = group.closed
-        group.members[header.member] = arrived
-        self._note(header.group, group, was_closed)
+        refused = self._left_before(header) or self._too_long(header, now) or self.groups.admit(arrived, now)
+        if refused is not None:
+            self._drop(arrived, refused)
 
-    def bury(self, name: str, size: int, member: int) -> None:
-        """A member will not come (it was dead-lettered or dropped): its group closes without it."""
-        group = self._group(name, size)
-        if member in group.members or member in group.dead:
+    def bury(self, dead: DeadMember, now: float = 0.0) -> RefillRecord | None:
+        """A member was dead-lettered; returns the refill to record, if one is due."""
+        if self._any_attempt_left(dead.source, dead.ordinal, dead.attempt):
+            return None
+        return self.groups.bury(dead, now)
+
+    def revive(self, dead: DeadMember, now: float = 0.0) -> None:
+        """A dead member was sent on its way again (`actorctl dead retry`)."""
+        if not self._any_attempt_left(dead.source, dead.ordinal, dead.attempt):
+            self.groups.revive(dead, now)
+
+    def apply(self, record: GroupClosedRecord | RefillRecord) -> None:
+        """Applies what was recorded in LEDGER."""
+        if isinstance(record, RefillRecord):
+            self.groups.asked(record)
             return
-        was_closed = group.closed
-        group.dead.add(member)
-        self._note(name, group, was_closed)
+        for arrived in self.groups.close(record):
+            self._drop(arrived, "incomplete")
 
     def take(self, epoch: int, at_number: int, forks: tuple[Fork, ...]) -> Plan:
         """The next plan, its masks final for a step that leaves `at_number`. Call only when `ready`."""
-        groups = [self._groups.pop(self._complete.popleft()) for _ in range(self._rules.groups_per_batch)]
+        groups = self.groups.take(self._rules.groups_per_batch)
+        if self._rules.ordered:
+            groups.sort(key=lambda group: min(item.header.ordinal for item in group.members.values()))
         arrived = [group.members[member] for group in groups for member in sorted(group.members)]
         advantages = self._advantages(arrived)
         tally = _Tally(at_number, forks, self._rules.bound)
@@ -140,7 +122,7 @@ class Planner:
         dropped, self._dropped = self._dropped, []
         record = PlanRecord(epoch=epoch, at_number=at_number, executions=planned, dropped=dropped)
         for gone in record.places:
-            self._disposed.setdefault(gone.source, IntervalSet()).add(gone.ordinal)
+            self._disposed.setdefault(gone.lineage, IntervalSet()).add(gone.ordinal)
         return Plan(
             record=record,
             ages=tally.ages,
@@ -148,26 +130,29 @@ class Planner:
             reward_mean=_mean_reward(arrived),
         )
 
+    def _left_before(self, header: ExecutionHeader) -> str | None:
+        if header.ordinal in self._disposed.get(lineage(header.source, header.attempt), ()):
+            return "duplicate"
+        return "late" if self._any_attempt_left(header.source, header.ordinal, header.attempt) else None
+
+    def _any_attempt_left(self, source: str, ordinal: int, attempt: int) -> bool:
+        attempts = range(max(attempt, self._rules.groups.refills) + 1)
+        return any(ordinal in self._disposed.get(lineage(source, one), ()) for one in attempts)
+
+    def _too_long(self, header: ExecutionHeader, now: float) -> str | None:
+        """A sequence above the token budget cannot be trained at all; its group goes on without it."""
+        if all(sample.tokens <= self._rules.max_sequence_tokens for sample in header.samples):
+            return None
+        self.groups.give_up(header.group, header.group_size, header.member, now)
+        return "too_long"
+
     def _advantages(self, arrived: list[Arrived]) -> list[float]:
-        if self._rules.objective != "grpo":
+        if self._rules.objective != "grpo" or not arrived:
             return [0.0] * len(arrived)
         rewards = [_reward(item.header) for item in arrived]
         groups = [item.header.group for item in arrived]
         relative: list[float] = group_relative_advantages(rewards, groups, self._rules.normalize_std).tolist()
         return relative
-
-    def _group(self, name: str, size: int) -> _Group:
-        if name not in self._groups:
-            self._groups[name] = _Group(size)
-        return self._groups[name]
-
-    def _note(self, name: str, group: _Group, was_closed: bool) -> None:
-        if was_closed or not group.closed:
-            return
-        if group.members:
-            self._complete.append(name)
-        else:
-            del self._groups[name]  # every member is dead: nothing to train, and each is accounted as dead
 
     def _drop(self, arrived: Arrived, reason: str) -> None:
         header = arrived.header

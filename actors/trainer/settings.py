@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from physarum.actors.trainer.groups import GroupRules
 from physarum.actors.trainer.planner import PlanRules
 from physarum.actors.trainer.world_config import WorldConfig
 from physarum.configs.root import RootConfig
@@ -47,8 +48,15 @@ def plan_rules(config: RootConfig) -> PlanRules:
     """What the planner needs of the configuration."""
     return PlanRules(
         groups_per_batch=config.trainer.groups_per_batch,
+        ordered=config.trainer.ordered,
         bound=config.age.bound if config.age.consumption == "mask" else None,
         normalize_std=config.trainer.algorithm.normalize_std,
         objective=config.trainer.objective,
         max_sequence_tokens=config.trainer.tokens_per_microbatch,
+        groups=GroupRules(
+            deadline_s=config.groups.deadline_s,
+            refills=config.groups.refills,
+            min_members=config.groups.min_members,
+            drop_incomplete=config.groups.incomplete == "drop",
+        ),
     )

@@ -7,7 +7,10 @@ changed, `durable` after the checkpoint is on disk, and samples are trimmed only
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from physarum.actors import states
@@ -17,14 +20,16 @@ from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.errors import NonFiniteStep
 from physarum.actors.trainer.planner import Plan, Planner
 from physarum.actors.trainer.publication import Offer, Publication
+from physarum.actors.trainer.recovery import Recovery
+from physarum.actors.trainer.retention import Retention
 from physarum.actors.trainer.sequences import train_sequences
 from physarum.actors.trainer.world import World
 from physarum.actors.wire import read_execution, read_header
-from physarum.bus import log, names
+from physarum.bus import log
 from physarum.bus.lease import Lease
-from physarum.bus.ledger import DurableRecord, Ledger, PlanRecord, StepRecord
+from physarum.bus.ledger import DurableRecord, GroupClosedRecord, Ledger, PlanRecord, RefillRecord, StepRecord
 from physarum.bus.records import Execution
-from physarum.bus.version import Fork, Version
+from physarum.bus.version import Version
 from physarum.weightsync.publisher import Snapshot
 
 if TYPE_CHECKING:
@@ -43,17 +48,20 @@ class Stepper:
         book: Ledger,
         cursor: Cursor,
         publication: Publication,
-        forks: tuple[Fork, ...],
+        recovery: Recovery,
         lease: Lease,
         meta: CheckpointMeta | None,
     ) -> None:
         self._actor, self._context, self._config = actor, actor.context, actor.config
         self.world, self.publication = world, publication
-        self._book, self._cursor, self._forks, self._lease = book, cursor, forks, lease
+        self._book, self._cursor, self._lease = book, cursor, lease
+        # In ordered mode a fork repeats the abandoned steps bit for bit: the number alone names the weights.
+        self._forks = () if self._config.trainer.ordered else recovery.forks
         self.number = meta.number if meta is not None else 0
         self.trained_s = meta.trained_s if meta is not None else 0.0
         self._steps = meta.steps if meta is not None else 0
-        self._kept: list[tuple[str, int]] = []
+        self._durable = recovery.durable
+        self._retention = Retention(self._context, actor.checkpoints, recovery.durables)
         self._durable_steps = self._steps
 
     @property
@@ -79,6 +87,11 @@ class Stepper:
         sequence = await self._book.append(plan.record)
         return await self._execute(sequence, plan, waited_s)
 
+    async def note(self, record: GroupClosedRecord | RefillRecord) -> None:
+        """Records a decision about a group before it is acted on."""
+        self._lease.check()
+        await self._book.append(record)
+
     async def replay(self, sequence: int, record: PlanRecord) -> StepRecord:
         """Executes a plan that an earlier epoch recorded, verbatim: same executions, order, masks and advantages."""
         self._lease.check()
@@ -93,6 +106,7 @@ class Stepper:
         record = self._record(sequence, plan, result, refused, waited_s, started_at)
         await self._book.append(record)
         self._cursor.consume(sequence, plan.record)
+        self._retention.stepped(self._cursor.floor)
         self._steps += 1
         self.trained_s += record.finished_at - started_at + waited_s
         self._actor.progressed()
@@ -145,14 +159,19 @@ class Stepper:
         if record.changed and self.number % config.publish_every == 0:
             await self.publish()
         await self._report(record)
+        if config.export_every is not None and record.changed and self.number % config.export_every == 0:
+            await self.export(self._context.folder.exports / str(self.version))
         if self._steps - self._durable_steps >= config.checkpoint_every:
             await self.checkpoint()
 
     async def publish(self, *, final: bool = False) -> None:
-        """Offers the weights for publication; when the last ones are still under way, it counts as debt instead."""
+        """Offers the weights for publication; when the last ones are still under way, it counts as debt instead.
+
+        In ordered mode each version is waited for: the next batch is made by it.
+        """
         if not self._publishes:
             return
-        if final:
+        if final or self._config.trainer.ordered:
             await self.publication.drained(_PUBLISH_TIMEOUT_S)
         if self.publication.idle and self.publication.last != self.version:
             snapshot = await self._actor.torch.run(self._snapshot, self._config.trainer.step_timeout_s, "the snapshot")
@@ -165,10 +184,19 @@ class Stepper:
     def _snapshot(self) -> Snapshot:
         return Snapshot.take(self.world.export(), self._config.checkpoint.chunk_bytes)
 
-    async def checkpoint(self) -> None:
+    async def export(self, target: Path) -> None:
+        """Writes the weights as a Hugging Face folder: aside, then renamed over what is there."""
+        aside = target.with_name(f".{target.name}-writing")
+        await asyncio.to_thread(_make_room, aside)
+        limit_s = self._config.trainer.step_timeout_s
+        await self._actor.torch.run(lambda: self.world.save_hf(aside), limit_s, "writing the model")
+        await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
+        await asyncio.to_thread(os.replace, aside, target)
+
+    async def checkpoint(self) -> DurableRecord:
         """Makes the present state durable, records it, and trims what no kept checkpoint needs."""
-        if self._steps == self._durable_steps and self._kept:
-            return
+        if self._durable is not None and self._steps == self._durable_steps:
+            return self._durable
         self._lease.check()
         store = self._actor.checkpoints
         aside = await asyncio.to_thread(store.aside, self._lease.token)
@@ -183,26 +211,18 @@ class Stepper:
             cursor=self._cursor.record(),
         )
         digest, folder = await asyncio.to_thread(store.commit, aside, meta)
-        await self._book.append(
-            DurableRecord(
-                epoch=self._lease.token,
-                number=self.number,
-                digest=digest,
-                folder=folder.name,
-                floor=self._cursor.floor,
-                last_plan=self._cursor.last_plan,
-            )
+        durable = DurableRecord(
+            epoch=self._lease.token,
+            number=self.number,
+            digest=digest,
+            folder=folder.name,
+            floor=self._cursor.floor,
+            last_plan=self._cursor.last_plan,
         )
-        self._durable_steps = self._steps
-        await self._trim(folder.name)
-
-    async def _trim(self, newest: str) -> None:
-        self._kept = [kept for kept in self._kept if kept[0] != newest] + [(newest, self._cursor.floor)]
-        self._kept = self._kept[-self._config.checkpoint.keep_last :]
-        await asyncio.to_thread(self._actor.checkpoints.retain, [name for name, _ in self._kept])
-        floor = min(floor for _, floor in self._kept)
-        stream = names.stream(self._context.bus.run, "samples")
-        await self._context.bus.api(f"STREAM.PURGE.{stream}", {"seq": floor})
+        await self._book.append(durable)
+        self._durable, self._durable_steps = durable, self._steps
+        await self._retention.trim(durable)
+        return durable
 
     async def _report(self, record: StepRecord) -> None:
         numbers = {
@@ -233,3 +253,8 @@ class Stepper:
                 "metrics": record.metrics,
             },
         )
+
+
+def _make_room(aside: Path) -> None:
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.parent.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,7 @@ class Fake:
         self.bodies.append(body)
         return await self.answers[min(len(self.bodies), len(self.answers)) - 1](request, body)
 
-    async def pick(self, deadline_s: float) -> EngineRef:
+    async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
         self.picked += 1
         return EngineRef(self.url, "e0", "p@0.9")
 
@@ -207,7 +207,7 @@ async def test_the_deadline_bounds_everything() -> None:
 
 async def test_no_engine_within_the_deadline_is_named() -> None:
     class Nobody(Fake):
-        async def pick(self, deadline_s: float) -> EngineRef:
+        async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
             raise NoEngineError(f"none of group policy within {deadline_s:.0f} s")
 
     async with open_session() as session:
@@ -218,7 +218,7 @@ async def test_no_engine_within_the_deadline_is_named() -> None:
 
 async def test_a_router_that_never_answers_does_not_hang_the_episode() -> None:
     class Silent(Fake):
-        async def pick(self, deadline_s: float) -> EngineRef:
+        async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
             await asyncio.Event().wait()
             raise AssertionError("cancelled before")
 

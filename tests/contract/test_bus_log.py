@@ -125,7 +125,7 @@ async def test_another_runs_message_is_passed_over_and_counted(bus: Bus, publish
 async def test_many_are_returned_in_the_order_asked_for(bus: Bus, publisher: Publisher) -> None:
     await publish_many(publisher, bus.run, "samples", 50)
     wanted = [50, 1, 7, 7, 33]
-    got = await log.get_many(bus, "samples", wanted, parallel=2)
+    got = await log.get_many(bus, "samples", wanted)
     assert [entry.sequence for entry in got] == wanted and numbers(got) == [49, 0, 6, 6, 32]
 
 

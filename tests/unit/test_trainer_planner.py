@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physarum.actors.trainer.planner import Arrived, Plan, Planner, PlanRules
-from physarum.bus.ledger import Mask
+from physarum.actors.trainer.groups import Arrived, DeadMember, GroupRules
+from physarum.actors.trainer.planner import Plan, Planner, PlanRules
+from physarum.bus.ledger import GroupClosedRecord, Mask, RefillRecord
 from physarum.bus.records import ExecutionHeader, SampleHeader
 from physarum.bus.version import Fork, Span
 
 SIZE = 2
 
 
-def rules(groups: int = 1, bound: int | None = 2, objective: str = "grpo") -> PlanRules:
+def rules(groups: int = 1, bound: int | None = 2, **group_rules: Any) -> PlanRules:
     return PlanRules(
-        groups_per_batch=groups, bound=bound, normalize_std=False, objective=objective, max_sequence_tokens=100
+        groups_per_batch=groups,
+        bound=bound,
+        normalize_std=False,
+        objective="grpo",
+        max_sequence_tokens=100,
+        groups=GroupRules(**group_rules),
     )
 
 
+def dead(ordinal: int, attempt: int = 0) -> DeadMember:
+    return DeadMember("s", ordinal, f"s/0/{ordinal // SIZE}", SIZE, ordinal % SIZE, attempt)
+
+
 def header(
-    ordinal: int, reward: float = 0.0, spans: list[Span] | None = None, tokens: int = 10, samples: int = 1
+    ordinal: int,
+    reward: float = 0.0,
+    spans: list[Span] | None = None,
+    tokens: int = 10,
+    samples: int = 1,
+    attempt: int = 0,
 ) -> ExecutionHeader:
     spans = [Span("policy@1.0", 0, 4)] if spans is None else spans
     sample = SampleHeader(
@@ -42,7 +59,7 @@ def header(
         group=f"s/0/{group}",
         group_size=SIZE,
         member=member,
-        attempt=0,
+        attempt=attempt,
         tenant="",
         digest="",
         samples=[sample] * samples,
@@ -98,7 +115,7 @@ def test_an_execution_of_a_task_trained_earlier_is_a_duplicate() -> None:
 def test_a_dead_member_does_not_hold_its_group_for_ever() -> None:
     planner = Planner(rules())
     planner.admit(Arrived(1, header(0, reward=1.0)))
-    planner.bury("s/0/0", SIZE, 1)
+    assert planner.bury(dead(1)) is None
     plan = take(planner)
     assert [(item.ordinal, item.advantage) for item in plan.record.executions] == [(0, 0.0)]
 
@@ -106,9 +123,9 @@ def test_a_dead_member_does_not_hold_its_group_for_ever() -> None:
 def test_a_group_whose_members_are_all_dead_makes_no_plan() -> None:
     planner = Planner(rules())
     for member in range(SIZE):
-        planner.bury("s/0/0", SIZE, member)
+        planner.bury(dead(member))
     assert not planner.ready
-    assert planner.waiting_executions == 0
+    assert planner.groups.waiting == 0
 
 
 def test_an_execution_that_exceeds_the_token_budget_is_dropped_and_its_group_goes_on() -> None:
@@ -176,26 +193,121 @@ def test_a_recorded_plan_counts_the_same_as_the_plan_itself() -> None:
 @given(
     order=st.permutations(range(12)),
     repeats=st.lists(st.integers(0, 11), max_size=6),
-    dead=st.sets(st.integers(0, 11), max_size=4),
+    deaths=st.sets(st.integers(0, 11), max_size=4),
     data=st.data(),
 )
 def test_every_execution_leaves_in_exactly_one_plan(
-    order: list[int], repeats: list[int], dead: set[int], data: st.DataObject
+    order: list[int], repeats: list[int], deaths: set[int], data: st.DataObject
 ) -> None:
     """Any order, any redelivery, any deaths: nothing is lost, nothing is trained twice."""
-    events = [("arrive", n) for n in order if n not in dead] + [("arrive", n) for n in repeats if n not in dead]
-    events = data.draw(st.permutations(events + [("die", n) for n in dead]))
+    events = [("arrive", n) for n in order if n not in deaths] + [("arrive", n) for n in repeats if n not in deaths]
+    events = data.draw(st.permutations(events + [("die", n) for n in deaths]))
     planner = Planner(rules(groups=1))
     trained: list[int] = []
     left: list[int] = []
     for sequence, (kind, ordinal) in enumerate(events, start=1):
         if kind == "die":
-            planner.bury(f"s/0/{ordinal // SIZE}", SIZE, ordinal % SIZE)
+            planner.bury(dead(ordinal))
         else:
             planner.admit(Arrived(sequence, header(ordinal)))
         while planner.ready:
             record = take(planner).record
             trained += [item.ordinal for item in record.executions]
             left += [item.sequence for item in (*record.executions, *record.dropped)]
-    assert sorted(trained) == [n for n in range(12) if n not in dead]
+    assert sorted(trained) == [n for n in range(12) if n not in deaths]
     assert len(left) == len(set(left))
+
+
+def test_a_dead_member_is_refilled_before_it_is_given_up() -> None:
+    planner = Planner(rules(refills=1))
+    planner.admit(Arrived(1, header(0)))
+    refill = planner.bury(dead(1))
+    assert refill == RefillRecord(source="s", ordinal=1, group="s/0/0", member=1, attempt=1)
+    planner.apply(refill)
+    assert planner.bury(dead(1)) is None  # the letter is read again after a restart
+    assert not planner.ready
+    planner.admit(Arrived(2, header(1, attempt=1)))
+    assert [(item.ordinal, item.attempt) for item in take(planner).record.executions] == [(0, 0), (1, 1)]
+
+
+def test_a_refill_that_dies_too_is_given_up() -> None:
+    planner = Planner(rules(refills=1))
+    planner.admit(Arrived(1, header(0)))
+    refill = planner.bury(dead(1))
+    assert refill is not None
+    planner.apply(refill)
+    assert planner.bury(dead(1, attempt=1)) is None
+    assert [item.ordinal for item in take(planner).record.executions] == [0]
+
+
+def test_the_original_of_a_refilled_member_is_late() -> None:
+    planner = Planner(rules(refills=1))
+    refill = planner.bury(dead(1))
+    assert refill is not None
+    planner.apply(refill)
+    for sequence, one in enumerate((header(0), header(1, attempt=1), header(1)), start=1):
+        planner.admit(Arrived(sequence, one))
+    record = take(planner).record
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(3, "late")]
+
+
+def test_an_original_that_comes_after_its_refill_was_trained_is_late() -> None:
+    planner = Planner(rules(refills=1))
+    refill = planner.bury(dead(1))
+    assert refill is not None
+    planner.apply(refill)
+    planner.admit(Arrived(1, header(0)))
+    planner.admit(Arrived(2, header(1, attempt=1)))
+    take(planner)
+    for sequence, ordinal in enumerate((1, 2, 3), start=3):
+        planner.admit(Arrived(sequence, header(ordinal)))
+    assert [(item.sequence, item.reason) for item in take(planner).record.dropped] == [(3, "late")]
+
+
+def test_a_group_is_closed_at_its_deadline_and_a_late_member_is_dropped() -> None:
+    planner = Planner(rules(deadline_s=10.0))
+    planner.admit(Arrived(1, header(0)), now=100.0)
+    assert planner.groups.next_deadline() == 110.0
+    assert planner.groups.overdue(109.9) == []
+    [closing] = planner.groups.overdue(110.0)
+    assert closing == GroupClosedRecord(group="s/0/0", size=SIZE, members=[0], missing=[1], trained=True)
+    planner.apply(closing)
+    assert planner.groups.next_deadline() is None
+    planner.admit(Arrived(2, header(1)), now=111.0)
+    record = take(planner).record
+    assert [item.sequence for item in record.executions] == [1]
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "late")]
+
+
+def test_a_group_with_too_few_members_at_its_deadline_is_dropped_by_name() -> None:
+    planner = Planner(rules(deadline_s=10.0, min_members=2))
+    planner.admit(Arrived(1, header(0)), now=0.0)
+    for closing in planner.groups.overdue(10.0):
+        assert not closing.trained
+        planner.apply(closing)
+    for sequence, ordinal in enumerate((2, 3), start=2):
+        planner.admit(Arrived(sequence, header(ordinal)), now=11.0)
+    record = take(planner).record
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(1, "incomplete")]
+
+
+def test_a_closing_holds_after_a_restart_whatever_is_read_again() -> None:
+    """A new planner is told of the recorded closing first, then reads the log anew: same groups, same drops."""
+    closing = GroupClosedRecord(group="s/0/0", size=SIZE, members=[0], missing=[1], trained=True)
+    planner = Planner(rules(deadline_s=10.0))
+    planner.apply(closing)
+    planner.admit(Arrived(1, header(0)), now=0.0)
+    planner.admit(Arrived(2, header(1)), now=0.0)
+    record = take(planner).record
+    assert [item.sequence for item in record.executions] == [1]
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "late")]
+
+
+def test_a_dropped_group_stays_dropped_after_a_restart() -> None:
+    planner = Planner(rules(deadline_s=10.0, min_members=2))
+    planner.apply(GroupClosedRecord(group="s/0/0", size=SIZE, members=[0], missing=[1], trained=False))
+    for sequence, ordinal in enumerate((0, 1, 2, 3), start=1):
+        planner.admit(Arrived(sequence, header(ordinal)), now=0.0)
+    record = take(planner).record
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(1, "incomplete"), (2, "late")]
+    assert [item.ordinal for item in record.executions] == [2, 3]

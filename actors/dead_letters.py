@@ -10,7 +10,7 @@ from physarum.bus.codec import decode
 from physarum.bus.errors import CodecError
 from physarum.bus.log import LogEntry
 from physarum.bus.names import RUN_HEADER
-from physarum.bus.records import Task
+from physarum.bus.records import ExecutionHeader, Task
 from physarum.bus.work import DeadLetter
 
 _log = logging.getLogger(__name__)
@@ -24,6 +24,10 @@ class DeadTask(NamedTuple):
     task: str
     source: str | None
     ordinal: int
+    attempt: int
+    group: str
+    group_size: int
+    member: int
     evaluation: bool
     reason: str
 
@@ -45,8 +49,14 @@ def dead_task(entry: LogEntry, run: str) -> DeadTask | None:
     try:
         if stream == "tasks":
             task = decode(letter.body, Task)
-            return DeadTask(task.id, task.source, task.ordinal, evaluation, letter.reason)
+            return _dead(task, task.id, letter.reason, evaluation=evaluation)
         header = read_header(letter.headers)
-        return DeadTask(header.task, header.source, header.ordinal, evaluation, letter.reason)
+        return _dead(header, header.task, letter.reason, evaluation=evaluation)
     except CodecError as error:
-        return DeadTask(letter.key, None, -1, evaluation, f"{letter.reason}; {error}")
+        return DeadTask(letter.key, None, -1, 0, "", 0, 0, evaluation, f"{letter.reason}; {error}")
+
+
+def _dead(of: Task | ExecutionHeader, task: str, reason: str, *, evaluation: bool) -> DeadTask:
+    return DeadTask(
+        task, of.source, of.ordinal, of.attempt, of.group, of.group_size, of.member, evaluation, reason
+    )

@@ -1,0 +1,1 @@
+"""What `actorctl`'s ledger, dead, replay, export, import, checkpoints and fork commands are made of."""

@@ -1,0 +1,77 @@
+"""A run's bus, whether the run is live or not: an embedded server that nobody runs is started for the time of the visit.
+
+Invariant: what was not running before the visit is not running after it; while we run the server we hold the run's lock,
+so no supervisor starts beside us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+
+from physarum.actors.context import RunFolder
+from physarum.actors.supervisor.bus_keeper import embedded_server
+from physarum.actors.supervisor.errors import NotRunningError
+from physarum.actors.supervisor.process import read_records
+from physarum.actors.supervisor.run_lock import RunLock, holder
+from physarum.bus.connection import Bus
+from physarum.bus.endpoint import Endpoint
+from physarum.bus.publisher import Publisher
+from physarum.configs.loader import resolve
+from physarum.configs.root import RootConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A connected run. `live`: a supervisor or an actor of it is there on this host."""
+
+    folder: RunFolder
+    config: RootConfig
+    bus: Bus
+    publisher: Publisher
+    live: bool
+
+    @property
+    def name(self) -> str:
+        return self.config.run.name
+
+    @property
+    def finished(self) -> bool:
+        """It has its summary: no actor will take anything from its streams again."""
+        return self.folder.summary.is_file()
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: RunFolder, tool: str) -> AsyncIterator[OpenRun]:
+    """Connects as `tool`. Raises NotRunningError (never had a bus), RunHeldError, or an error of the bus."""
+    config = resolve(folder.config)
+    live = holder(folder.path) is not None or any(record.alive for record in read_records(folder.actors))
+    async with contextlib.AsyncExitStack() as stack:
+        endpoint = await _endpoint(stack, config, folder)
+        bus = await Bus.connect(endpoint, config.run.name, tool, config.bus.start_timeout_s)
+        stack.push_async_callback(bus.close)
+        yield OpenRun(folder, config, bus, await Publisher(bus).start(), live)
+
+
+async def _endpoint(stack: contextlib.AsyncExitStack, config: RootConfig, folder: RunFolder) -> Endpoint:
+    if config.bus.url is not None:
+        return _recorded(folder)
+    server = embedded_server(config, folder)
+    running = server.running()
+    if running is None:
+        if not (folder.bus / "store").is_dir():
+            raise NotRunningError(f"run {folder.path.name} never started its bus, so it holds nothing; start it (actorctl up)")
+        stack.enter_context(RunLock(folder.path))
+        running = await server.ensure()
+        stack.push_async_callback(server.stop)
+    return Endpoint.of(config.bus, running.url)
+
+
+def _recorded(folder: RunFolder) -> Endpoint:
+    try:
+        return msgspec.json.decode(folder.endpoint.read_bytes(), type=Endpoint)
+    except FileNotFoundError:
+        raise NotRunningError(f"run {folder.path.name} has never started its bus; start it with actorctl up") from None

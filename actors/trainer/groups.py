@@ -1,0 +1,188 @@
+"""Groups on their way to completeness: members that came, members that will not, refills and closing.
+
+Pure; time comes from the caller. What depends on time or on deaths (closing, refilling) is first recorded in LEDGER by the
+caller and then applied here, so that a trainer that starts anew comes to the same groups.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from physarum.bus.ledger import GroupClosedRecord, RefillRecord
+from physarum.bus.records import ExecutionHeader
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """An execution as the log has it."""
+
+    sequence: int
+    header: ExecutionHeader
+
+
+class DeadMember(msgspec.Struct, frozen=True):
+    """A task that was dead-lettered."""
+
+    source: str
+    ordinal: int
+    group: str
+    group_size: int
+    member: int
+    attempt: int
+
+
+class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
+    """As in `configs.groups`."""
+
+    deadline_s: float | None = None
+    refills: int = 0
+    min_members: int = 1
+    drop_incomplete: bool = True
+
+
+class Group(msgspec.Struct):
+    """Members by index. `given_up`: will not come, or only too late; `first_at`: when the first one came."""
+
+    name: str
+    size: int
+    first_at: float
+    members: dict[int, Arrived] = {}
+    given_up: set[int] = set()
+
+    @property
+    def closed(self) -> bool:
+        return len(self.members.keys() | self.given_up) >= self.size
+
+
+class Groups:
+    """All open groups, and those that are complete, in the order in which they became so, until they are taken."""
+
+    def __init__(self, rules: GroupRules) -> None:
+        self._rules = rules
+        self._open: dict[str, Group] = {}
+        self._complete: dict[str, Group] = {}
+        self._closings: dict[str, GroupClosedRecord] = {}
+        self._gone: dict[str, set[int]] = {}
+        self._asked: dict[tuple[str, int], int] = {}
+
+    @property
+    def complete(self) -> int:
+        """Groups that may be taken."""
+        return len(self._complete)
+
+    @property
+    def waiting(self) -> int:
+        """Executions that wait for their group, or for a plan."""
+        return sum(len(group.members) for group in (*self._open.values(), *self._complete.values()))
+
+    def take(self, count: int) -> list[Group]:
+        """The `count` groups that were complete first; they are known here no longer."""
+        return [self._complete.pop(name) for name in list(self._complete)[:count]]
+
+    def admit(self, arrived: Arrived, now: float) -> str | None:
+        """Takes an execution; returns why it is not taken (late, incomplete, duplicate), or None."""
+        header = arrived.header
+        closing = self._closings.get(header.group)
+        if header.member in self._gone.get(header.group, ()) or (closing and header.member in closing.missing):
+            return "late"
+        if closing is not None and not closing.trained:
+            return "incomplete"
+        group = self._complete.get(header.group) or self._group(header.group, header.group_size, now)
+        if header.member in group.given_up:
+            return "late"
+        present = group.members.get(header.member)
+        if present is not None:
+            return "duplicate" if present.header.attempt == header.attempt else "late"
+        group.members[header.member] = arrived
+        self._note(group)
+        return None
+
+    def bury(self, dead: DeadMember, now: float) -> RefillRecord | None:
+        """A member's task is dead: the refill to record (then call `asked`), or None, and it is given up."""
+        if self._asked.get((dead.group, dead.member), 0) > dead.attempt:
+            return None  # its successor is on its way
+        if dead.attempt < self._rules.refills:
+            return RefillRecord(
+                source=dead.source, ordinal=dead.ordinal, group=dead.group, member=dead.member, attempt=dead.attempt + 1
+            )
+        self.give_up(dead.group, dead.group_size, dead.member, now)
+        return None
+
+    def asked(self, record: RefillRecord) -> None:
+        """A refill was recorded in LEDGER."""
+        self._asked[record.group, record.member] = record.attempt
+
+    def give_up(self, name: str, size: int, member: int, now: float) -> None:
+        """A member will not come: its group closes without it."""
+        if name in self._complete or member in self._gone.get(name, ()):
+            return
+        group = self._group(name, size, now)
+        if member not in group.members:
+            group.given_up.add(member)
+            self._note(group)
+
+    def revive(self, dead: DeadMember, now: float) -> None:
+        """A dead member was sent on its way again: its group waits for it, unless it has gone on without it.
+
+        A group all of whose members were given up is open again: nothing of it was trained.
+        """
+        gone = self._gone.get(dead.group, set())
+        if dead.group not in self._open and len(gone) == dead.group_size:
+            self._open[dead.group] = Group(dead.group, dead.group_size, now, given_up=self._gone.pop(dead.group))
+        if dead.group in self._open:
+            self._open[dead.group].given_up.discard(dead.member)
+
+    def rest(self) -> list[GroupClosedRecord]:
+        """What to record of the open groups when nothing more will come; then `close` each."""
+        return [self._closing(group) for group in self._open.values() if group.members]
+
+    def next_deadline(self) -> float | None:
+        """When the next open group is overdue; None where there is no deadline or nothing waits."""
+        if self._rules.deadline_s is None:
+            return None
+        started = [group.first_at for group in self._open.values() if group.members]
+        return min(started) + self._rules.deadline_s if started else None
+
+    def overdue(self, now: float) -> list[GroupClosedRecord]:
+        """What to record of the groups whose deadline has passed; then `close` each."""
+        limit = self._rules.deadline_s
+        if limit is None:
+            return []
+        due = [group for group in self._open.values() if group.members and now - group.first_at >= limit]
+        return [self._closing(group) for group in due]
+
+    def close(self, record: GroupClosedRecord) -> list[Arrived]:
+        """Applies a recorded closing (also of a group that has yet to be read again); returns what it drops."""
+        self._closings[record.group] = record
+        group = self._open.get(record.group)
+        if group is None:
+            return []
+        group.given_up.update(record.missing)
+        if record.trained:
+            self._note(group)
+            return []
+        del self._open[record.group]
+        return list(group.members.values())
+
+    def _closing(self, group: Group) -> GroupClosedRecord:
+        return GroupClosedRecord(
+            group=group.name,
+            size=group.size,
+            members=sorted(group.members),
+            missing=sorted(set(range(group.size)) - group.members.keys()),
+            trained=len(group.members) >= self._rules.min_members or not self._rules.drop_incomplete,
+        )
+
+    def _group(self, name: str, size: int, now: float) -> Group:
+        if name not in self._open:
+            closing = self._closings.get(name)
+            self._open[name] = Group(name, size, now, given_up=set(closing.missing) if closing else set())
+        return self._open[name]
+
+    def _note(self, group: Group) -> None:
+        if not group.closed:
+            return
+        del self._open[group.name]
+        if group.given_up:
+            self._gone[group.name] = group.given_up
+        if group.members:
+            self._complete[group.name] = group

@@ -1,0 +1,108 @@
+"""What the trainer does next: a batch is ready, nothing more will come, or it is asked to drain; meanwhile, requests.
+
+Nothing polls: samples, deaths, the source's end, requests and resumption set events; deadlines of groups and the end of
+an exhausted source bound the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Literal, NamedTuple
+
+from physarum.actors.context import Context
+from physarum.actors.trainer.exhaustion import Exhaustion
+from physarum.actors.trainer.intake import Intake
+from physarum.actors.trainer.planner import Planner
+from physarum.actors.trainer.stepping import Stepper
+from physarum.bus.ledger import GroupClosedRecord, RefillRecord
+
+Request = Callable[[], Awaitable[None]]
+"""Something to be done between steps; it answers its caller by itself."""
+
+
+class Next(NamedTuple):
+    """`waited_s`: seconds without a full batch."""
+
+    what: Literal["batch", "exhausted", "draining"]
+    waited_s: float
+
+
+class Readiness:
+    """One trainer's waiting. `report` is told how many groups wait; `refills` counts the replacements asked for so far."""
+
+    def __init__(
+        self,
+        context: Context,
+        stepper: Stepper,
+        planner: Planner,
+        intake: Intake,
+        refills: int,
+        report: Callable[[int], None],
+    ) -> None:
+        self._context, self._stepper, self._planner, self._intake = context, stepper, planner, intake
+        self._refills = refills
+        self._report = report
+        self._requests: list[Request] = []
+        self.exhaustion = Exhaustion(context, intake)
+
+    def ask(self, request: Request) -> None:
+        """Has `request` done between two steps."""
+        self._requests.append(request)
+        self._intake.changed.set()
+
+    async def next(self) -> Next:
+        """Waits for the next thing to do."""
+        started = time.perf_counter()
+        while True:
+            self._intake.changed.clear()
+            if self._context.draining.is_set():
+                return Next("draining", 0.0)
+            await self._serve()
+            if not self._context.paused:
+                await self._settle(self._planner.groups.overdue(time.monotonic()))
+                if self._planner.ready:
+                    return Next("batch", time.perf_counter() - started)
+                if await self.exhaustion.reached(self._refills):
+                    await self._settle(self._planner.groups.rest())
+                    return Next("exhausted", time.perf_counter() - started)
+            self._report(self._planner.groups.complete)
+            await self._change()
+
+    async def _serve(self) -> None:
+        requests, self._requests = self._requests, []
+        for request in requests:
+            await request()
+
+    async def _settle(self, closings: list[GroupClosedRecord]) -> None:
+        """Records, then applies, what deaths and deadlines ask for."""
+        asked, self._intake.refills = self._intake.refills, []
+        decisions: list[GroupClosedRecord | RefillRecord] = [*asked, *closings]
+        for record in decisions:
+            await self._stepper.note(record)
+            self._planner.apply(record)
+        self._refills += len(asked)
+
+    async def _change(self) -> None:
+        """Until something happened that `next` must look at."""
+        deadline = self._planner.groups.next_deadline()
+        limits = [] if deadline is None else [max(0.0, deadline - time.monotonic())]
+        look_s = self.exhaustion.look_again_s
+        limits += [] if look_s is None else [look_s]
+        events = [self._context.draining, self._intake.changed]
+        events += [self._context.resumed] if self._context.paused else []
+        async with _waiting(events) as waits:
+            timeout_s = min(limits, default=None) if not self._context.paused else None
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+@contextlib.asynccontextmanager
+async def _waiting(events: list[asyncio.Event]) -> AsyncIterator[list[asyncio.Future[Any]]]:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        yield waits
+    finally:
+        for wait in waits:
+            wait.cancel()

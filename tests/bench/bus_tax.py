@@ -1,0 +1,217 @@
+"""B6, the bus tax: what it costs to bring a sample from task to trainer, with leases, receipts, dedupe and ledger.
+
+Source, rollout, reward and trainer are the product's own actors in processes of their own over an embedded server; the
+episode is there at once and the trainer's world does nothing, so all that remains is the bus and the records.
+
+    consumption  SAMPLES is full; the trainer reads headers, plans, records, fetches bodies, steps, checkpoints
+    end to end   then everything runs at once, from the first task to the last step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil
+
+from physarum.actors import states
+from physarum.actors.context import Context, Identity, RunFolder
+from physarum.actors.wire import publish_execution
+from physarum.agents.calculator.tokenizer import save_tokenizer
+from physarum.bus import layout, ledger
+from physarum.bus.connection import Bus
+from physarum.bus.endpoint import Endpoint
+from physarum.bus.ledger import StepRecord
+from physarum.bus.presence import Roster
+from physarum.bus.publisher import Publisher
+from physarum.bus.records import Execution, Task
+from physarum.bus.register import Register
+from physarum.bus.server import EmbeddedServer
+from physarum.configs.loader import dump, resolve
+from physarum.configs.overrides import parse_command_line
+from tests.bench import bus_tax_hooks, host
+from tests.bench.processes import actors, cpu_s, rss_mib
+
+FILLED: Final = "filled"
+"""The source of what is put into SAMPLES beforehand: its ordinals are not those of the source that runs."""
+RECIPE: Final = Path(__file__).with_name("bus_tax.yaml")
+_START_S: Final = 120.0
+_PHASE_S: Final = 900.0
+_TOGETHER: Final = 1024
+
+
+@dataclass(frozen=True)
+class Load:
+    """One row: executions of `size_bytes` in steps of `groups` groups: `consume_steps`, then `steps` end to end."""
+
+    size_bytes: int
+    groups: int
+    steps: int
+    consume_steps: int
+
+    @property
+    def batch(self) -> int:
+        return self.groups * bus_tax_hooks.GROUP
+
+
+LOADS: Final = {
+    "smoke": (Load(1 << 10, 32, 8, 24), Load(100 << 10, 4, 6, 6), Load(10 << 20, 1, 2, 2)),
+    "full": (Load(1 << 10, 32, 400, 100), Load(100 << 10, 8, 30, 30), Load(10 << 20, 1, 8, 8)),
+}
+
+
+@dataclass
+class Stage:
+    """A run folder with its server, its streams and a connection."""
+
+    context: Context
+    server: psutil.Process
+
+    @property
+    def bus(self) -> Bus:
+        return self.context.bus
+
+    def register(self, kind: type[Any]) -> Register[Any]:
+        return Register(self.bus, self.context.publisher, "run", kind)
+
+    async def steps(self) -> list[StepRecord]:
+        return [item.record for item in await ledger.read(self.bus) if isinstance(item.record, StepRecord)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One load. `growth_mib`: memory of all processes between the first quarter of the samples and the end."""
+
+    row: dict[str, float]
+    samples: int
+    growth_mib: float
+
+
+async def measure(size: str) -> dict[str, Any]:
+    """The fields of B6."""
+    with tempfile.TemporaryDirectory(prefix="b6-") as place:
+        folder = Path(place)
+        limits = {"fsync_per_s": round(host.fsync_per_s(folder), 1), "memcpy_gib_s": round(host.memcpy_gib_s(), 2)}
+        found = [await _measured(folder / f"load-{number}", load) for number, load in enumerate(LOADS[size])]
+        small = found[0]
+        return {
+            "rows": [one.row for one in found],
+            **limits,
+            "rss_growth_mib": round(small.growth_mib, 1),
+            "samples": small.samples,
+        }
+
+
+async def _measured(folder: Path, load: Load) -> Measured:
+    async with _stage(folder, load) as stage, Roster(stage.bus).open() as roster:
+        await _fill(stage.context, load, load.consume_steps * load.batch)
+        workers = [("reward", "reward-0"), ("rollout", "rollout-0"), ("trainer", "trainer-0")]
+        with actors(folder, workers) as members:
+            await _until_step(stage, load.consume_steps)
+            with actors(folder, [("source", "source-0")]) as source:
+                everybody = [*members.values(), *source.values(), stage.server]
+                await _ready(roster, {"reward-0", "rollout-0", "source-0"})
+                cpu, began = cpu_s(everybody), time.time()
+                await _until_step(stage, load.consume_steps + load.steps // 4)
+                early = rss_mib(everybody)
+                await _until_done(stage)
+                cpu, late = cpu_s(everybody) - cpu, rss_mib(everybody)
+        ready = (await stage.register(states.TrainerReady).get(states.TRAINER_READY)).value
+        steps = await stage.steps()
+        samples, consumed = load.steps * load.batch, load.consume_steps * load.batch
+        row = {
+            "size_bytes": load.size_bytes,
+            "end_to_end_per_s": round(samples / (steps[-1].finished_at - began), 1),
+            "consume_per_s": round(consumed / (steps[load.consume_steps - 1].finished_at - ready.at), 1),
+            "cpu_us_per_sample": round(1e6 * cpu / samples, 1),
+        }
+        return Measured(row, samples, late - early)
+
+
+@contextlib.asynccontextmanager
+async def _stage(folder: Path, load: Load) -> AsyncIterator[Stage]:
+    config = resolve(RECIPE, parse_command_line(_overrides(folder, load)))
+    run = RunFolder(config.run.folder)
+    run.bus.mkdir(parents=True)
+    save_tokenizer(run.start_model)
+    (run.start_model / "config.json").write_text("{}")
+    run.config.write_text(dump(config))
+    server = EmbeddedServer(run.bus)
+    record = await server.ensure()
+    endpoint = Endpoint.of(config.bus, record.url)
+    run.endpoint.write_bytes(msgspec.json.encode(endpoint))
+    bus = await Bus.connect(endpoint, config.run.name, "bench")
+    try:
+        await layout.create(bus, config.bus)
+        publisher = await Publisher(bus).start()
+        context = Context(Identity(bus.run, "bench", "bench-0"), config, run, endpoint, bus, publisher)
+        yield Stage(context, psutil.Process(record.pid))
+    finally:
+        await bus.close()
+        await server.stop()
+
+
+def _overrides(folder: Path, load: Load) -> list[str]:
+    return [
+        f"run.root={folder.parent}",
+        f"run.name={folder.name}",
+        f"rollout.args.size_bytes={load.size_bytes}",
+        f"trainer.groups_per_batch={load.groups}",
+        f"stop.steps={load.consume_steps + load.steps}",
+    ]
+
+
+async def _fill(context: Context, load: Load, count: int) -> None:
+    """Scored executions straight into SAMPLES, as the reward actor publishes them."""
+    for first in range(0, count, _TOGETHER):
+        some = (_execution(ordinal, load.size_bytes) for ordinal in range(first, min(count, first + _TOGETHER)))
+        await asyncio.gather(*(publish_execution(context, "samples", execution) for execution in some))
+
+
+def _execution(ordinal: int, size_bytes: int) -> Execution:
+    index, member = divmod(ordinal, bus_tax_hooks.GROUP)
+    group = f"{FILLED}/0/{index}"
+    task = Task(
+        id=f"{group}/{member}",
+        run="bench",
+        source=FILLED,
+        ordinal=ordinal,
+        group=group,
+        group_size=bus_tax_hooks.GROUP,
+        member=member,
+        prompt="bus",
+        label="tax",
+    )
+    made = bus_tax_hooks.sample(size_bytes, float(member % 2))
+    return Execution(id=f"{task.id}:bench", task=task, samples=[made], worker="bench", started_at=0.0, finished_at=0.0)
+
+
+async def _ready(roster: Roster, instances: set[str]) -> None:
+    async with asyncio.timeout(_START_S):
+        while not instances <= {beat.instance for beat in roster.members if beat.state == "ready"}:
+            await roster.wait_change(_START_S)
+
+
+async def _until_step(stage: Stage, number: int) -> None:
+    reader = ledger.LogReader(stage.bus, "ledger")
+    seen = 0
+    async with asyncio.timeout(_PHASE_S), contextlib.aclosing(reader.batches()) as batches:
+        async for batch in batches:
+            seen += sum(isinstance(ledger.decode_entry(entry).record, StepRecord) for entry in batch)
+            if seen >= number:
+                return
+
+
+async def _until_done(stage: Stage) -> None:
+    done = stage.register(states.TrainerDone)
+    async with asyncio.timeout(_PHASE_S), done.watch(states.TRAINER_DONE) as changed:
+        while (await done.get(states.TRAINER_DONE)).value is None:
+            await changed.wait()
+            changed.clear()
