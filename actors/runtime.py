@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final
 from nats.micro.service import Service
 
 from physarum.actors.context import Context
+from physarum.actors.watchdog import Watchdog
 from physarum.bus import control
 from physarum.bus.errors import BusError
 from physarum.bus.presence import EXPIRY_S, GONE, Heartbeat, Roster, announce
@@ -93,10 +94,13 @@ class Runtime:
             asyncio.create_task(self._context.claims.keep(), name="claims"),
         ]
         service = await self._serve_control()
+        watchdog = Watchdog()
+        watchdog.start()
         try:
             self._work = asyncio.create_task(self._actor.run(), name=str(self._context.identity))
             await _until_done(self._work, helpers)
         finally:
+            watchdog.stop()
             for task in helpers:
                 task.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
