@@ -1,19 +1,22 @@
 """The embedded nats-server: a process of its own that outlives the supervisor, with a lock on its store.
 
 nats-server itself does not lock its store, and two servers on one store both assign sequences; the lock here is an
-flock that the server process inherits, so it lasts exactly as long as the server does.
+flock that the server process inherits, so it lasts exactly as long as the server does. A store whose server ended in
+order is sealed (bus/seal.py), and refused at the next start when its files were altered meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sysconfig
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +25,20 @@ import msgspec
 import orjson
 import psutil
 
+from physarum.bus import process_clock, seal
 from physarum.bus.errors import ServerStartError, StoreLockedError
+
+_log = logging.getLogger(__name__)
 
 _MAX_PAYLOAD: Final = 32 << 20
 _LOG_LINES: Final = 12
 
 
 class ServerRecord(msgspec.Struct, frozen=True):
-    """A running embedded server, as written to `bus/server.json`. `started_at` guards against a reused pid."""
+    """A running embedded server, as written to `bus/server.json`.
+
+    `started_at` (seconds from boot) guards against a reused pid, whatever the wall clock does.
+    """
 
     pid: int
     started_at: float
@@ -45,8 +54,16 @@ class EmbeddedServer:
     """Starts, finds again and stops the nats-server of one run folder."""
 
     def __init__(
-        self, folder: Path, *, port: int = -1, max_store_bytes: int = 0, start_timeout_s: float = 20.0
+        self,
+        folder: Path,
+        *,
+        port: int = -1,
+        max_store_bytes: int = 0,
+        start_timeout_s: float = 20.0,
+        credentials: Mapping[str, str] | None = None,
     ) -> None:
+        """`credentials`: what clients must show, `{"token": ...}` or `{"user": ..., "password": ...}`; None: nothing."""
+        self._credentials = dict(credentials or {})
         self._folder = folder
         self._port = port
         self._max_store_bytes = max_store_bytes
@@ -56,6 +73,10 @@ class EmbeddedServer:
     def log_path(self) -> Path:
         return self._folder / "nats-server.log"
 
+    @property
+    def seal_path(self) -> Path:
+        return self._folder / "store.seal"
+
     async def ensure(self) -> ServerRecord:
         """The running server's record, or that of a new one on the same port as before (clients reconnect to it)."""
         running = self.running()
@@ -64,17 +85,10 @@ class EmbeddedServer:
     def running(self) -> ServerRecord | None:
         """The record of the server that serves this folder now, if any."""
         record = self._record()
-        if record is None:
-            return None
-        try:
-            process = psutil.Process(record.pid)
-            same = abs(process.create_time() - record.started_at) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return None
-        return record if same else None
+        return record if record is not None and process_clock.is_alive(record.pid, record.started_at) else None
 
     async def stop(self, timeout_s: float = 10.0) -> None:
-        """SIGTERM (the server flushes its store), then SIGKILL; returns when it is gone."""
+        """SIGTERM (the server flushes its store), then SIGKILL; returns when it is gone and the store is sealed."""
         record = self.running()
         if record is None:
             return
@@ -85,8 +99,23 @@ class EmbeddedServer:
         except psutil.TimeoutExpired:
             process.kill()
             await asyncio.to_thread(process.wait, timeout_s)
+            return
         except psutil.NoSuchProcess:
             return
+        await asyncio.to_thread(self._seal)
+
+    def _seal(self) -> None:
+        """Not while somebody else has started a server on the store again; a disk without room leaves it unsealed."""
+        try:
+            lock = self._lock()
+        except StoreLockedError:
+            return
+        try:
+            seal.close(self._folder / "store", self.seal_path)
+        except OSError as error:
+            _log.warning("the store %s was not sealed: %s", self._folder / "store", error)
+        finally:
+            os.close(lock)
 
     def _record(self) -> ServerRecord | None:
         path = self._folder / "server.json"
@@ -101,6 +130,8 @@ class EmbeddedServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         lock = self._lock()
         try:
+            await asyncio.to_thread(seal.verify, self._folder / "store", self.seal_path)
+            seal.break_(self.seal_path)
             process = self._spawn(lock)
             os.pwrite(lock, f"{process.pid:<10}".encode(), 0)  # so that whoever meets the lock can say whose it is
         finally:
@@ -140,6 +171,7 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **self._secrets()},
                 pass_fds=(lock,),
                 start_new_session=True,
             )
@@ -148,12 +180,22 @@ class EmbeddedServer:
         previous = self._record()
         port = previous.port if previous is not None else self._port
         monitor = previous.monitor_port if previous is not None else -1
+        named = ", ".join(f"{kind}: ${_secret_name(kind)}" for kind in self._credentials)
+        authorization = f"authorization {{ {named} }}\n" if named else ""
         limit = f", max_file_store: {self._max_store_bytes}" if self._max_store_bytes else ""
         return (
             f"server_name: physarum\nlisten: 127.0.0.1:{port}\nhttp: 127.0.0.1:{monitor}\n"
             f"ports_file_dir: {orjson.dumps(str(ports)).decode()}\nmax_payload: {_MAX_PAYLOAD}\nmax_pending: {256 << 20}\n"
+            f"{authorization}"
             f"jetstream {{ store_dir: {orjson.dumps(str(self._folder / 'store')).decode()}{limit} }}\n"
         )
+
+    def _secrets(self) -> dict[str, str]:
+        """The credentials as variables that the configuration refers to: it is a file, and holds no secret.
+
+        The server parses a variable's value as configuration, so it is quoted.
+        """
+        return {_secret_name(kind): orjson.dumps(value).decode() for kind, value in self._credentials.items()}
 
     async def _ready(self, process: subprocess.Popen[bytes]) -> ServerRecord:
         deadline = time.monotonic() + self._timeout_s
@@ -184,6 +226,10 @@ class EmbeddedServer:
         return "\n".join(lines) or "(its log is empty)"
 
 
+def _secret_name(kind: str) -> str:
+    return f"PHYSARUM_BUS_{kind.upper()}"
+
+
 def binary() -> Path:
     """The nats-server program of this environment, or of PATH. Raises ServerStartError when there is none."""
     bundled = Path(sysconfig.get_path("scripts")) / "nats-server"
@@ -200,8 +246,10 @@ def binary() -> Path:
 def _read_ports(path: Path, pid: int) -> ServerRecord | None:
     try:
         found: dict[str, Any] = orjson.loads(path.read_bytes())
-        started_at = psutil.Process(pid).create_time()
-    except (FileNotFoundError, orjson.JSONDecodeError, psutil.NoSuchProcess):
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return None
+    started_at = process_clock.started_s(pid)
+    if started_at is None:
         return None
     port, monitor = (int(found[kind][0].rsplit(":", 1)[1]) for kind in ("nats", "monitoring"))
     return ServerRecord(pid, started_at, port, monitor)

@@ -20,7 +20,7 @@ import aiohttp
 
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
-from physarum.actors.engine.errors import EngineArgumentError, EngineDiedError
+from physarum.actors.engine.errors import EngineArgumentError, EngineDiedError, EngineError
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
@@ -74,9 +74,11 @@ class EngineActor(Actor):
             self.facts |= {"url": process.url, "engine_pid": process.pid}
             died = asyncio.ensure_future(process.wait_exit())
             serving = asyncio.create_task(self._serve(session, control), name="serve heads")
+            reporting = asyncio.create_task(self._report_load(control), name="report load")
             draining = asyncio.create_task(self.context.draining.wait(), name="draining")
             stack.callback(died.cancel)
             stack.push_async_callback(_ended, serving)
+            stack.push_async_callback(_ended, reporting)
             stack.callback(draining.cancel)
             await asyncio.wait({died, serving, draining}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done():
@@ -143,6 +145,22 @@ class EngineActor(Actor):
                     await _either(changed, services, _RETRY_S)
                     continue
                 await changed.wait()
+
+    async def _report_load(self, control: EngineControl) -> None:
+        """The server's own load, sampled for each heartbeat: it has no event for it."""
+        while True:
+            await asyncio.sleep(self.config.supervisor.heartbeat_s)
+            try:
+                load = await control.loads()
+            except EngineError as error:
+                _log.debug("no load from the engine: %s", error)
+                continue
+            self.numbers |= {
+                "running": load.running,
+                "waiting": load.waiting,
+                "kv_usage": round(load.token_usage, 3),
+                "tokens_per_s": round(load.generated_tokens_per_s, 1),
+            }
 
     def _receiver(self, session: aiohttp.ClientSession, control: EngineControl) -> Receiver:
         mode: PauseMode = self._settings.pause

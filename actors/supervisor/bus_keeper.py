@@ -22,6 +22,7 @@ from physarum.bus.endpoint import Endpoint
 from physarum.bus.errors import BusError
 from physarum.bus.server import EmbeddedServer
 from physarum.configs.root import RootConfig
+from physarum.configs.secrets import read_secret
 
 _log = logging.getLogger(__name__)
 
@@ -94,11 +95,17 @@ def embedded_server(config: RootConfig, folder: RunFolder) -> EmbeddedServer:
     The streams' own limits add up to bus.max_store_bytes. The server must allow twice that: when a stream that exists
     is asked for again (a run that is continued), it checks for room as if it were another one.
     """
+    credentials = {
+        "token": read_secret(config.bus.token_env),
+        "user": read_secret(config.bus.user_env),
+        "password": read_secret(config.bus.password_env),
+    }
     return EmbeddedServer(
         folder.bus,
         port=config.bus.port,
         max_store_bytes=2 * config.bus.max_store_bytes,
         start_timeout_s=config.bus.start_timeout_s,
+        credentials={kind: value for kind, value in credentials.items() if value is not None},
     )
 
 

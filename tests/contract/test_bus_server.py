@@ -13,7 +13,8 @@ from bus_fixture import DEADLINE_S, OwnServer, connect, fresh_run, small_config
 
 from physarum.bus import layout, log
 from physarum.bus.connection import Bus
-from physarum.bus.errors import BusRefusedError, ServerStartError, StoreLockedError
+from physarum.bus.endpoint import Endpoint
+from physarum.bus.errors import BusRefusedError, BusUnreachableError, ServerStartError, StoreLockedError
 from physarum.bus.publisher import Publisher
 from physarum.bus.server import EmbeddedServer
 
@@ -172,3 +173,29 @@ async def test_a_cancelled_subscription_does_not_deafen_the_connection(own_serve
     async with asyncio.timeout(2):
         await own_bus.flush()
         assert (await log.state(own_bus, "samples")).messages == 0
+
+
+@pytest.mark.parametrize(
+    ("credentials", "variables"),
+    [
+        ({"token": "12e4 $x"}, {"token_env": "TEST_BUS_TOKEN"}),
+        ({"user": "somebody", "password": '0"#'}, {"user_env": "TEST_BUS_USER", "password_env": "TEST_BUS_PASSWORD"}),
+    ],
+)
+async def test_an_embedded_server_with_credentials_refuses_whoever_does_not_show_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, credentials: dict[str, str], variables: dict[str, str]
+) -> None:
+    """And its configuration, a file, holds none of them."""
+    server = EmbeddedServer(tmp_path / "bus", credentials=credentials)
+    record = await server.ensure()
+    try:
+        for kind, value in credentials.items():
+            monkeypatch.setenv(variables[f"{kind}_env"], value)
+            assert value not in (tmp_path / "bus" / "nats-server.conf").read_text()
+        bus = await Bus.connect(Endpoint(url=record.url, **variables), "secured", "me")
+        await bus.flush()
+        await bus.close()
+        with pytest.raises(BusUnreachableError, match=r"[Aa]uthorization"):
+            await Bus.connect(Endpoint(url=record.url), "secured", "stranger", deadline_s=3.0)
+    finally:
+        await server.stop()
