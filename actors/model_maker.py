@@ -28,7 +28,6 @@ from physarum.actors.supervisor.stop import StopRequest
 from physarum.configs.hooks import Hook
 from physarum.configs.loader import digest, resolve
 from physarum.configs.model import FactoryConfig, HubConfig
-from physarum.configs.model_source import fetch_hub
 from physarum.configs.root import RootConfig
 from physarum.configs.run import RunConfig
 
@@ -106,6 +105,8 @@ async def _fetch(hub: HubConfig, reporter: Reporter) -> Path:
 
     def progress(done: int, total: int) -> None:
         loop.call_soon_threadsafe(reporter.progress, hub.id, done, total)
+
+    from physarum.configs.model_source import fetch_hub  # the hub's library, only where a hub is asked
 
     return await in_daemon_thread(lambda: fetch_hub(hub, progress))
 

@@ -1,6 +1,7 @@
 """Accelerators: how many a host has, and which group of a run holds which.
 
-Invariant: a device belongs to at most one group, and a group gets exactly what it asks for or the run is refused.
+Invariant: a device belongs to at most one group (unless `run.share_gpus` lets groups list the same one), and a group gets
+exactly what it asks for or the run is refused.
 """
 
 from __future__ import annotations
@@ -84,6 +85,9 @@ def assign_devices(config: RootConfig, present: PresentDevices) -> dict[str, tup
 
 def _too_many(config: RootConfig, groups: dict[KeyPath, DeviceGroup], present: PresentDevices) -> list[Problem]:
     asked = sum(group.amount for group in groups.values())
+    if config.run.share_gpus:
+        listed = {index for group in groups.values() if isinstance(group.gpus, tuple) for index in group.gpus}
+        asked = len(listed) + sum(group.gpus for group in groups.values() if isinstance(group.gpus, int))
     if asked <= present.count:
         return []
     shares = " + ".join(f"{group.amount} (`{dotted(key)}.gpus`)" for key, group in groups.items())
@@ -102,7 +106,8 @@ def _bad_indices(config: RootConfig, groups: dict[KeyPath, DeviceGroup], present
             if index >= present.count:
                 expected = f"an index below {present.count} ({present.evidence})"
                 problems.append(Problem(Severity.ERROR, where, f"device {index}", expected, "list devices that exist"))
-            elif (holder := holders.setdefault(index, key)) != key:
+            elif (holder := holders.setdefault(index, key)) != key and not config.run.share_gpus:
                 found = f"device {index} in `{dotted(holder)}.gpus` and in `{dotted(key)}.gpus`"
-                problems.append(Problem(Severity.ERROR, where, found, "one holder of a device", "remove it from one"))
+                remedy = "remove it from one, or let them share it with run.share_gpus: true"
+                problems.append(Problem(Severity.ERROR, where, found, "one holder of a device", remedy))
     return problems

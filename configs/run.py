@@ -13,6 +13,8 @@ class RunConfig(Section):
     name: Name
     root: Path = Path("runs")
     seed: Natural = 0
+    share_gpus: bool = False
+    """Groups may list the same device in `gpus` and share it; give the engine its part of the memory."""
     orphan_timeout_s: Seconds = 1800.0
     """Actors that no supervisor has claimed for this long drain and stop."""
 

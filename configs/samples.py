@@ -23,4 +23,4 @@ class SamplesConfig(Section):
     """`floor`: what the kept checkpoints need; a number: also the samples of so many last steps; `all`: every one. What
     leaves the log is then written to `archive/` before."""
     recorded: bool = False
-    """The sample log was filled by `actorctl replay`, `import` or `fork`; no source, rollout or reward makes samples."""
+    """The sample log was filled by `actorctl replay` or `import`; no source, rollout or reward makes samples."""

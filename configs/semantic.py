@@ -26,7 +26,7 @@ def semantic_problems(config: RootConfig) -> list[Problem]:
 
 
 def _objective(config: RootConfig) -> Iterator[_Finding]:
-    if config.trainer.objective != "grpo":
+    if config.trainer.objective != "grpo" or config.samples.recorded:
         return
     needed: list[tuple[KeyPath, object]] = [
         (("rollout", "generate"), config.rollout.generate),
@@ -41,6 +41,13 @@ def _objective(config: RootConfig) -> Iterator[_Finding]:
         found = "`source.group_size: 1` with `trainer.objective: grpo`"
         remedy = "raise `source.group_size`: a group of one has no advantage to learn from"
         yield ("source", "group_size"), found, "a group of at least 2", remedy
+
+
+def _recording(config: RootConfig) -> Iterator[_Finding]:
+    """Nothing is disposed of where nothing is trained: counting admission would stop after the first batches."""
+    if config.trainer.record_only and config.age.admission == "count":
+        found = "`trainer.record_only: true` with `age.admission: count`"
+        yield ("age", "admission"), found, "`free`", "set `age.admission: free` (actorctl rollout-only does)"
 
 
 def _off_policy(config: RootConfig) -> Iterator[_Finding]:
@@ -164,6 +171,7 @@ def _supervision(config: RootConfig) -> Iterator[_Finding]:
 
 _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _objective,
+    _recording,
     _off_policy,
     _ordered,
     _world,

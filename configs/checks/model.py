@@ -10,7 +10,6 @@ from pathlib import Path
 from physarum.configs.checks.imports import check_hooks
 from physarum.configs.errors import ConfigError, HubError, Problem, Severity
 from physarum.configs.loader import resolve
-from physarum.configs.model_source import fetch_hub
 from physarum.configs.origin import KeyPath, display_path
 from physarum.configs.root import RootConfig
 
@@ -25,6 +24,8 @@ def check_model(config: RootConfig) -> Iterator[Problem]:
     if model.path is not None:
         yield from _folder(config, ("model", "path"), model.path)
     if model.hub is not None and model.hub.offline:
+        from physarum.configs.model_source import fetch_hub  # the hub's library, only where a hub is asked
+
         try:
             yield from _folder(config, ("model", "hub"), fetch_hub(model.hub, None))
         except HubError as error:
