@@ -60,9 +60,11 @@ def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S))
 
 
-def reported_version(ref: EngineRef, label: str, submitted_at: float, answered_at: float) -> str:
-    """Default OldestVersion: trust the label. Right only for engines that report `weight_versions` themselves."""
-    return label
+def version_at_submission(ref: EngineRef, label: str, submitted_at: float, answered_at: float) -> str:
+    """Default OldestVersion, for engines that do not report `weight_versions` (SGLang 0.5.15): what the engine announced
+    before the request was sent. An engine announces a version after it serves it, so no token is older; the label in
+    the reply is the one at its *end*, and would make older tokens look young."""
+    return ref.version
 
 
 class EngineClient:
@@ -78,7 +80,7 @@ class EngineClient:
         retry: RetryPolicy = DEFAULT_RETRY,
         resume_aborted: bool = True,
         cache_per_version: bool = False,
-        oldest_version: OldestVersion = reported_version,
+        oldest_version: OldestVersion = version_at_submission,
         meter: BusyMeter | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -146,15 +148,15 @@ class EngineClient:
         submitted_at = time.time()
         try:
             body = await self._post(ref, request, retries.request_timeout_s)
-        except (EngineFailedError, aiohttp.ClientError, TimeoutError) as error:
+            reply = parse_reply(
+                body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
+            )
+            self._check_pin(reply, ref)
+        except (EngineFailedError, OffPinError, aiohttp.ClientError, TimeoutError) as error:
             self._router.failed(ref, error)
             raise
         finally:
             self._router.release(ref)
-        reply = parse_reply(
-            body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
-        )
-        self._check_pin(reply, ref)
         self._count_flaw(reply, ref, rid)
         held.add(reply, rid)
         return reply
@@ -220,9 +222,7 @@ class EngineClient:
             return
         off = [span.version for span in reply.spans if Version.parse(span.version).number != self._pin]
         if off:
-            error = OffPinError(f"engine {ref.instance} made tokens with {off[0]}; the task is pinned to number {self._pin}")
-            self._router.failed(ref, error)
-            raise error
+            raise OffPinError(f"engine {ref.instance} made tokens with {off[0]}; the task is pinned to number {self._pin}")
 
     def _count_flaw(self, reply: Reply, ref: EngineRef, rid: str) -> None:
         if reply.flaw is not None:

@@ -34,6 +34,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     cached_tokens: int
     flaw: Flaw | None
+    conservative: bool = False
+    """The engine did not say which version made which token: all carry the oldest that may have."""
 
 
 class _Finish(msgspec.Struct):
@@ -105,6 +107,7 @@ def parse_reply(body: bytes, url: str, prompt_len: int, single_version: Callable
         finish_reason=meta.finish_reason.type,
         cached_tokens=meta.cached_tokens,
         flaw=flaw,
+        conservative=meta.weight_versions is None,
     )
 
 

@@ -112,5 +112,6 @@ class Held:
             started_at=self._started_at,
             finished_at=time.time(),
             rid=self._rid,
+            conservative=any(reply.conservative for reply in self._replies),
             flaws=tuple(reply.flaw for reply in self._replies if reply.flaw is not None),
         )

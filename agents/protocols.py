@@ -26,7 +26,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     token_ids int32 [N]; logprobs float32 [N], natural log under the sampling temperature, NaN where an engine gave none
     that can be trusted; spans cover [0, N) of *these* tokens in order. `flaws` names why log-probabilities are missing
-    (empty for a sound generation). Times are Unix seconds. `rid` is the id of the last request sent.
+    (empty for a sound generation). `conservative`: spans name the oldest version that may have made a token. Times are
+    Unix seconds. `rid` is the id of the last request sent.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -39,6 +40,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float
     rid: str
     flaws: tuple[str, ...] = ()
+    conservative: bool = False
 
 
 class Tokenizer(Protocol):

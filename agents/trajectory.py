@@ -30,6 +30,7 @@ class Trajectory:
         self._logprobs: list[npt.NDArray[np.float32]] = []
         self._spans: list[Span] = []
         self._flaws: list[str] = []
+        self._conservative = False
         self._events: list[Event] = []
 
     @property
@@ -58,6 +59,7 @@ class Trajectory:
         for span in generation.spans:
             append_span(self._spans, span.version, span.end - span.start)
         self._flaws.extend(generation.flaws)
+        self._conservative |= generation.conservative
         self.record_event("engine", generation.started_at, generation.finished_at)
 
     def append_environment(self, token_ids: TokenIds) -> None:
@@ -95,6 +97,7 @@ class Trajectory:
             loss_mask=np.isfinite(logprobs),
             logprobs=logprobs,
             spans=list(self._spans),
+            conservative=self._conservative,
             status=status,
             trainable=status in _TRAINABLE if trainable is None else trainable,
             reward=reward,

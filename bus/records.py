@@ -57,13 +57,17 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One trajectory. `origin` demonstration: no engine made the tokens, so log-probabilities and spans are absent."""
+    """One trajectory. `origin` demonstration: no engine made the tokens, so log-probabilities and spans are absent.
+
+    `conservative`: an engine did not report versions by token; spans name the oldest that may have made each.
+    """
 
     token_ids: Array
     prompt_len: int
     loss_mask: Array
     logprobs: Array
     spans: list[Span] = []
+    conservative: bool = False
     status: Status = "completed"
     origin: Origin = "policy"
     trainable: bool = True
