@@ -107,3 +107,22 @@ async def test_clearing_removes_only_what_was_meant(bus: Bus, publisher: Publish
     cleared: Entry[Head] = await register.get("trainer")
     assert cleared.value is None and cleared.revision > second
     assert await register.compare_and_set(Head(3), cleared.revision, "trainer", ttl_s=10) > cleared.revision
+
+
+async def test_a_watcher_never_reads_the_value_from_before_the_change_and_then_waits_for_ever(
+    bus: Bus, publisher: Publisher, connect_again: Connect
+) -> None:
+    """A plain subscription may hear of a value before it is stored: the watcher then read the old one, and hung."""
+    other = await connect_again("writer")
+    writer = Register(other, await Publisher(other).start(), "weights", Head)
+    reader = Register(bus, publisher, "weights", Head)
+    async with asyncio.timeout(DEADLINE_S), reader.watch("policy", "head") as changed:
+        for number in range(1, 301):
+            writing = asyncio.create_task(writer.put(Head(number), "policy", "head"))
+            while True:
+                changed.clear()
+                value = (await reader.get("policy", "head")).value
+                if value is not None and value.number >= number:
+                    break
+                await changed.wait()
+            await writing

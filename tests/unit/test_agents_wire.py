@@ -88,6 +88,33 @@ def test_a_request_aborted_while_it_waited() -> None:
     assert (waited.finish_reason, waited.spans, waited.token_ids.tolist(), waited.flaw) == ("abort", [], [], None)
 
 
+def test_an_engine_that_reports_one_version_per_reply_gives_conservative_spans() -> None:
+    """SGLang 0.5.15 names the version live at the end; the caller says which one may be the oldest."""
+    body = {
+        "text": "",
+        "output_ids": [5, 6],
+        "meta_info": {
+            "id": "r",
+            "finish_reason": {"type": "stop", "matched": 6},
+            "weight_version": "p@0.3",
+            "output_token_logprobs": [[-0.5, 5, None], [-0.5, 6, None]],
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "cached_tokens": 0,
+        },
+    }
+    seen: list[str] = []
+
+    def oldest(label: str) -> str:
+        seen.append(label)
+        return "p@0.2"
+
+    made = parse_reply(orjson.dumps(body), "http://e", 3, oldest)
+    assert (made.spans, made.conservative, made.flaw) == ([Span("p@0.2", 0, 2)], True, None)
+    assert set(seen) == {"p@0.3"}
+    assert not reply().conservative
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"output_ids": [1]}', b'{"error": {"message": "no"}}'])
 def test_what_is_not_a_reply_is_refused_by_name(body: bytes) -> None:
     with pytest.raises(EngineReplyError, match="http://e answered HTTP 200 with something that is not a reply"):
