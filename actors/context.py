@@ -48,6 +48,11 @@ class RunFolder(msgspec.Struct, frozen=True):
         return self.path / "config.yaml"
 
     @property
+    def version(self) -> Path:
+        """The version of the layout of this folder and of the records in its store."""
+        return self.path / "VERSION"
+
+    @property
     def endpoint(self) -> Path:
         return self.path / "bus" / "endpoint.json"
 

@@ -15,6 +15,7 @@ ROLES: Final = {
     "rollout": "physarum.actors.rollout.actor:RolloutActor",
     "reward": "physarum.actors.reward.actor:RewardActor",
     "trainer": "physarum.actors.trainer.actor:TrainerActor",
+    "recorder": "physarum.actors.recorder.actor:RecorderActor",
     "janitor": "physarum.actors.janitor.actor:JanitorActor",
     "evaluator": "physarum.actors.evaluator.actor:EvaluatorActor",
 }
@@ -32,10 +33,11 @@ def instances(config: RootConfig) -> list[tuple[str, str]]:
     """Every (role, instance) that the configuration asks for, in start order."""
     counts = {
         "checkpoint": config.checkpoint.count,
-        "source": 1,
+        "source": 0 if config.samples.recorded else 1,
         "rollout": config.rollout.count,
         "reward": config.reward.count,
-        "trainer": 1,
+        "trainer": 0 if config.trainer.record_only else 1,
+        "recorder": 1 if config.trainer.record_only else 0,
         "janitor": 1,
         "evaluator": 1 if config.evaluation is not None else 0,
     }

@@ -150,7 +150,7 @@ class Runtime:
             return {**self._status(), "tasks": sorted(_describe(task) for task in asyncio.all_tasks())}
 
         identity = self._context.identity
-        verbs = {"status": status, "pause": pause, "resume": resume, "drain": drain, "stop": stop, "dump": dump}
+        verbs: dict[str, control.Verb] = {"status": status, "pause": pause, "resume": resume, "drain": drain, "stop": stop, "dump": dump}
         verbs |= self._actor.verbs()
         return await control.serve(self._context.bus, identity.role, identity.instance, verbs)
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from physarum.actors.context import Context
-from physarum.bus import names
+from physarum.bus import names, room
 from physarum.bus.blobs import BlobRef, digest
 from physarum.bus.codec import decode, encode
 from physarum.bus.errors import CodecError
@@ -39,11 +39,21 @@ async def publish_execution(context: Context, key: ExecutionStream, execution: E
     body = encode(execution)
     headers = {RECORD_HEADER: msgspec.json.encode(execution_header(execution, digest(body))).decode()}
     if len(body) > context.config.bus.inline_limit_bytes:
-        ref = await asyncio.to_thread(context.folder.blobs.put, body)
+        ref = await _store_blob(context, body)
         headers[BLOB_HEADER] = msgspec.json.encode(ref).decode()
         body = b""
     subject = names.subject(context.bus.run, key, purpose(execution.task), execution.task.id)
     return await context.publisher.publish(subject, body, message_id=f"{key}/{execution.id}", headers=headers)
+
+
+async def _store_blob(context: Context, body: bytes) -> BlobRef:
+    """Waits while the disk is full; an execution that was made is not given up for that. Raises other OSErrors."""
+    while True:
+        try:
+            return await asyncio.to_thread(context.folder.blobs.put, body)
+        except OSError as error:
+            if not room.is_full(error) or not await room.until_room(context.folder.path, "a blob", context.draining):
+                raise
 
 
 def read_header(headers: dict[str, str]) -> ExecutionHeader:

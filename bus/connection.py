@@ -7,6 +7,7 @@ so it learns of the break at once (`on_disconnect`, `reconnections`) instead of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -45,6 +46,7 @@ class Bus:
         self._reconnected = asyncio.Event()
         self._broken = asyncio.Event()
         self._closing = False
+        self._connected = False
         self._on_break: list[Callable[[], None]] = []
 
     @classmethod
@@ -60,6 +62,7 @@ class Bus:
             await client.close()
             cause = client.last_error or error
             raise BusUnreachableError(_unreachable(endpoint, cause, bus.last_permission_error, deadline_s)) from error
+        bus._connected = True
         return bus
 
     def _options(self, name: str, deadline_s: float) -> dict[str, Any]:
@@ -87,9 +90,10 @@ class Bus:
         try:
             async with asyncio.timeout(self.timeout_s):
                 await self.client.drain()
-        except (TimeoutError, nats.errors.Error) as error:
+        except (OSError, nats.errors.Error) as error:  # TimeoutError is an OSError
             _log.debug("bus connection closed without drain: %r", error)
-            await self.client.close()
+            with contextlib.suppress(OSError):  # the client writes to a connection that may be gone
+                await self.client.close()
 
     def reconnections(self) -> asyncio.Event:
         """The event that the next reconnection sets; take it before the request that must not outlive the connection."""
@@ -190,7 +194,7 @@ class Bus:
             _log.log(logging.WARNING if self.client.is_connected else logging.DEBUG, "bus connection: %r", error)
 
     async def _on_disconnected(self) -> None:
-        if not self._closing:
+        if not self._closing and self._connected:
             _log.warning("bus connection lost; reconnecting to %s", self.endpoint.url)
         done, self._broken = self._broken, asyncio.Event()
         done.set()

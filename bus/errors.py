@@ -49,6 +49,10 @@ class StoreLockedError(BusError):
     """Another nats-server holds this store; two servers on one store corrupt it."""
 
 
+class StoreAlteredError(BusError):
+    """The store's files are not as its server left them: altered, truncated or missing."""
+
+
 class ServerStartError(BusError):
     """The embedded nats-server did not become ready; its last log lines are in the message."""
 

@@ -3,6 +3,9 @@
 A lease is a register key with a time to live, renewed by a thread and connection of its own, so that a busy event loop
 does not lose it. The fencing token is a counter that grows at every acquisition; whoever stores something compares it,
 so an old owner that wakes up late is refused where it matters, not by its own clock.
+
+A holder that was killed is replaced by a process of the same machine at once: the record says which process holds it,
+and the kernel says that it has ended. Elsewhere, and for a machine that is gone, the time to live decides.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import msgspec
 from physarum.bus.connection import Bus
 from physarum.bus.endpoint import Endpoint
 from physarum.bus.errors import BusError, BusUnreachableError, LeaseLostError, PublishTimeoutError, WrongSequenceError
+from physarum.bus.process_identity import ProcessIdentity, own
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
 
@@ -32,11 +36,12 @@ _EXPIRY_LOOK_S: Final = 0.25
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """Who holds the lease and under which token."""
+    """Who holds the lease, under which token, in which process."""
 
     owner: str
     token: int
     acquired_at: float
+    process: ProcessIdentity | None = None
 
 
 class Counter(msgspec.Struct, frozen=True):
@@ -74,7 +79,7 @@ async def acquire(
     """
     leases = Register(bus, publisher, "lease", LeaseRecord)
     revision = await _take(leases, name, owner)
-    record = LeaseRecord(owner, await _next_token(bus, publisher, name), time.time())
+    record = LeaseRecord(owner, await _next_token(bus, publisher, name), time.time(), own())
     keeper = _Keeper(endpoint, bus.run, name, record, revision, on_lost)
     try:
         await asyncio.to_thread(keeper.start)
@@ -86,19 +91,26 @@ async def acquire(
 
 
 async def _take(leases: Register[LeaseRecord], name: str, owner: str) -> int:
-    """Waits for the key to be free and writes it under `owner`; returns the revision of exactly that write."""
+    """Waits for the key to be free, or its holder dead, and writes it; returns the revision of exactly that write."""
     async with leases.watch(name) as changed:
         look_again_s: float = TTL_S
         while True:
             with contextlib.suppress(WrongSequenceError, PublishTimeoutError, BusUnreachableError):
                 entry = await leases.get(name)
-                if entry.value is None:
+                if entry.value is None or _holder_is_dead(name, entry.value):
                     return await leases.compare_and_set(
-                        LeaseRecord(owner, 0, time.time()), entry.revision, name, ttl_s=TTL_S
+                        LeaseRecord(owner, 0, time.time(), own()), entry.revision, name, ttl_s=TTL_S
                     )
             # The holder's renewals wake us; its silence does after a full TTL.
             look_again_s = TTL_S if await _first(changed, look_again_s) else _EXPIRY_LOOK_S
             changed.clear()
+
+
+def _holder_is_dead(name: str, record: LeaseRecord) -> bool:
+    if record.process is None or not record.process.known_dead:
+        return False
+    _log.warning("lease %s: its holder %s (pid %d) has ended without releasing it", name, record.owner, record.process.pid)
+    return True
 
 
 async def _first(changed: asyncio.Event, timeout_s: float) -> bool:

@@ -42,19 +42,29 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 
 class StreamState(msgspec.Struct, frozen=True):
-    """`created` identifies the incarnation: a stream that was deleted and made again has another."""
+    """`created` identifies the incarnation: a stream that was deleted and made again has another.
+
+    `limit_bytes`: where the stream is full; -1 without a limit."""
 
     first: int
     last: int
     messages: int
     bytes: int
     created: str
+    limit_bytes: int
 
 
 async def state(bus: Bus, key: StreamKey) -> StreamState:
     reply = await bus.api(f"STREAM.INFO.{names.stream(bus.run, key)}")
     found = reply["state"]
-    return StreamState(found["first_seq"], found["last_seq"], found["messages"], found["bytes"], reply["created"])
+    return StreamState(
+        first=found["first_seq"],
+        last=found["last_seq"],
+        messages=found["messages"],
+        bytes=found["bytes"],
+        created=reply["created"],
+        limit_bytes=reply["config"]["max_bytes"],
+    )
 
 
 class LogReader:

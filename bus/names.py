@@ -50,5 +50,10 @@ def changed_subject(run: str, key: StreamKey, *tokens: str) -> str:
     return ".".join(("ph", run, "changed", key, *(_UNSAFE.sub("_", token) for token in tokens)))
 
 
+def full_subject(run: str, key: str) -> str:
+    """Where publishers say that they wait for room in a stream."""
+    return f"ph.{run}.full.{key}"
+
+
 def control_subject(run: str, role: str, instance: str, verb: str) -> str:
     return f"ph.{run}.control.{role}.{instance}.{verb}"

@@ -10,6 +10,7 @@ back-pressure, not an error: the publisher waits and the window fills, which hol
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -21,6 +22,7 @@ import nats.errors
 import orjson
 from nats.aio.msg import Msg
 
+from physarum.bus import names
 from physarum.bus.connection import Bus, refused
 from physarum.bus.errors import (
     BusError,
@@ -140,11 +142,17 @@ class Publisher:
                 self.stats.waited_full += 1
                 if attempt == 0:
                     _log.info("publishing to %s waits: %s", subject, error)
+                await self._tell_full(subject)
             except _NoAnswer as error:
                 self.stats.retried += 1
                 _log.debug("publishing %s again: %s", subject, error)
             await asyncio.sleep(_backoff_s(attempt))
         raise AssertionError("unreachable: the loop above only ends by return or raise")
+
+    async def _tell_full(self, subject: str) -> None:
+        """Says that somebody waits for room, at each attempt: whoever can make some need not look by itself."""
+        with contextlib.suppress(nats.errors.Error):
+            await self._bus.client.publish(names.full_subject(self._bus.run, subject.split(".")[2]))
 
     async def _attempt_once(self, subject: str, data: bytes, headers: dict[str, str]) -> PubAck:
         try:

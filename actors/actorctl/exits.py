@@ -16,13 +16,16 @@ import typer
 
 from physarum.actors.errors import ActorError
 from physarum.actors.supervisor.errors import (
+    DiskFullError,
     InterruptedRunError,
     NotRunningError,
     RunDiffersError,
     RunHeldError,
     SupervisorError,
+    VersionError,
 )
 from physarum.actors.tools.errors import BadLinesError, NotInRunError, RunUnfitError, ToolError
+from physarum.bus import room
 from physarum.bus.errors import BusError, BusUnreachableError
 from physarum.configs.errors import ConfigError, PhysarumConfigError
 
@@ -53,6 +56,18 @@ def reported(verbose: bool) -> Iterator[None]:
     except _KNOWN as error:
         _show(error, verbose)
         raise typer.Exit(status_of(error)) from None
+    except OSError as error:
+        if not room.is_full(error):
+            raise
+        _show(DiskFullError(_full_message(error)), verbose)
+        raise typer.Exit(FAILED) from None
+
+
+def _full_message(error: OSError) -> str:
+    return (
+        f"{error.filename or 'a file of the run'} cannot be written: {error.strerror or error}; expected room on its disk."
+        " Nothing that was accepted is lost: free space there, then start the same configuration again"
+    )
 
 
 def status_of(error: BaseException) -> int:
@@ -61,7 +76,7 @@ def status_of(error: BaseException) -> int:
             return INTERRUPTED
         case NotRunningError():
             return NOT_RUNNING
-        case RunHeldError() | RunDiffersError() | PhysarumConfigError() | RunUnfitError() | BadLinesError():
+        case RunHeldError() | RunDiffersError() | VersionError() | PhysarumConfigError() | RunUnfitError() | BadLinesError():
             return USAGE
         case NotInRunError():
             return NOT_IN_RUN

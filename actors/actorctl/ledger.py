@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import orjson
+import typer
 
 from physarum.actors.account import account
+from physarum.actors.actorctl import exits
 from physarum.actors.actorctl.target import recorded_config
 from physarum.actors.context import RunFolder
+from physarum.actors.display.result import account_line
 from physarum.actors.supervisor.bus_keeper import embedded_server
 from physarum.actors.tools.access import opened
 from physarum.actors.tools.samples import SampleView, sample_view
@@ -51,3 +55,13 @@ async def version_of(folder: RunFolder, label: str) -> VersionView:
 def closes(found: dict[str, Any]) -> bool:
     """Nothing lost and nothing trained twice."""
     return int(found["imbalance"]) == 0 and int(found["double_trained"]) == 0
+
+
+def refuse_open(found: dict[str, Any]) -> None:
+    """Ends the command with a message and status 1 when the account does not close."""
+    if not closes(found):
+        sys.stderr.write(
+            f"error: the account does not close: {account_line(found)}; {found['double_trained']} trained twice;"
+            " expected 0 and 0. Keep the run folder and report it: this is a fault of physarum\n"
+        )
+        raise typer.Exit(exits.FAILED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
-from typing import Annotated, Any, Final, Optional
+from typing import Annotated, Final, Optional
 
 import msgspec
 import typer
@@ -20,12 +20,17 @@ from physarum.actors.actorctl import ledger as ledger_command
 from physarum.actors.actorctl import logs as logs_command
 from physarum.actors.actorctl import ps as ps_command
 from physarum.actors.actorctl import up as up_command
+from physarum.actors.actorctl.checkpoints import app as checkpoints_app
 from physarum.actors.actorctl.dead import app as dead_app
+from physarum.actors.actorctl.export import export
+from physarum.actors.actorctl.fork import fork
+from physarum.actors.actorctl.import_ import import_file
+from physarum.actors.actorctl.ledger import refuse_open
 from physarum.actors.actorctl.ledger_text import sample_text, step_text, version_text
 from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
-from physarum.actors.context import RunFolder
+from physarum.actors.actorctl.replay import replay
+from physarum.actors.actorctl.rollout_only import rollout_only
 from physarum.actors.display.result import account_line
-from physarum.actors.supervisor.errors import RunFinishedError
 from physarum.configs.checks import check as check_config
 from physarum.configs.errors import errors_in
 from physarum.configs.loader import resolve
@@ -40,6 +45,15 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(dead_app, name="dead")
+app.add_typer(checkpoints_app, name="checkpoints")
+for _name, _command in (
+    ("rollout-only", rollout_only),
+    ("replay", replay),
+    ("fork", fork),
+    ("export", export),
+    ("import", import_file),
+):
+    app.command(_name, context_settings=SETTINGS, epilog=exits.HELP)(_command)
 
 _PACKAGES: Final = ("torch", "megatron-core", "nats-py", "transformers")
 
@@ -59,18 +73,9 @@ def up(
     """
     with exits.reported(verbose):
         found = resolve(config, parse_command_line(settings or []))
-        shown = up_command.screen(as_json)
-        try:
-            up_command.refuse_taken(found)
-            up_command.refuse_bad(found, shown.console)
-            if detach:
-                raise typer.Exit(up_command.detach(found))
-            up_command.configure_logging(RunFolder(found.run.folder), shown.console, verbose)
-            summary = uvloop.run(up_command.supervise(found, shown, up_command.announce_ready(ready_fd)))
-        except RunFinishedError as error:
-            summary = up_command.finished_summary(found, error)
-        up_command.show_summary(found.run.name, summary, shown, as_json)
-        _fail_unless_closed(summary["account"])
+        if detach:
+            raise typer.Exit(up_command.check_and_detach(found, as_json))
+        refuse_open(up_command.run_to_end(found, as_json, verbose, ready_fd)["account"])
 
 
 @app.command(context_settings=SETTINGS, epilog=exits.HELP)
@@ -171,7 +176,7 @@ def ledger(
         else:
             found = uvloop.run(ledger_command.account_of(folder, recount))
             say(found, account_line(found), as_json)
-            _fail_unless_closed(found)
+            refuse_open(found)
 
 
 @app.command()
@@ -193,15 +198,6 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _fail_unless_closed(account: dict[str, Any]) -> None:
-    if not ledger_command.closes(account):
-        sys.stderr.write(
-            f"error: the account does not close: {account_line(account)}; {account['double_trained']} trained twice;"
-            " expected 0 and 0. Keep the run folder and report it: this is a fault of physarum\n"
-        )
-        raise typer.Exit(exits.FAILED)
 
 
 def _print_problems(fields: tuple[str, ...], rows: list[dict[str, str]]) -> None:

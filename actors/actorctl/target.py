@@ -10,6 +10,7 @@ import msgspec
 from physarum.actors.context import RunFolder
 from physarum.actors.supervisor.errors import NotRunningError
 from physarum.actors.supervisor.process import read_records
+from physarum.actors.supervisor.run_folder import has_begun, refuse_other_version
 from physarum.actors.supervisor.run_lock import holder
 from physarum.bus.endpoint import Endpoint
 from physarum.configs.loader import resolve
@@ -31,6 +32,8 @@ def find(target: str, root: Path, settings: Sequence[str] = ()) -> RunFolder:
             f"no run {path.name!r} in {display_path(path.parent)}; there are: {known}. Give a run's name, its"
             " configuration, or --root"
         )
+    if has_begun(folder):
+        refuse_other_version(folder)
     return folder
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+import uvloop
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -81,6 +82,7 @@ def refuse_taken(config: RootConfig) -> None:
 def configure_logging(folder: RunFolder, console: Console, verbose: bool) -> None:
     """Everything to logs/supervisor.log, warnings (all, with -v) to the screen, above the live table."""
     folder.logs.mkdir(parents=True, exist_ok=True)
+    logging.raiseExceptions = False  # a full disk must not put tracebacks of the logging itself on the screen
     to_file = logging.FileHandler(folder.logs / "supervisor.log")
     to_file.setFormatter(logging.Formatter(_LOG_FORMAT))
     to_screen: logging.Handler
@@ -126,6 +128,17 @@ def announce_ready(handle: int | None) -> Callable[[], None]:
     return ready
 
 
+def check_and_detach(config: RootConfig, as_json: bool) -> int:
+    """What is wrong is said before a process of its own is started; 0 also for a run that is finished already."""
+    try:
+        refuse_taken(config)
+    except RunFinishedError as error:
+        show_summary(config.run.name, finished_summary(config, error), screen(as_json), as_json)
+        return 0
+    refuse_bad(config, screen(as_json).console)
+    return detach(config)
+
+
 def detach(config: RootConfig, command: Sequence[str] = ()) -> int:
     """Starts the same command without --detach in a session of its own; returns when its actors are started.
 
@@ -154,3 +167,17 @@ def detach(config: RootConfig, command: Sequence[str] = ()) -> int:
     status = child.wait()
     sys.stderr.write(log_tail(Path(output), 40, start) + "\n")
     return status
+
+
+def run_to_end(config: RootConfig, as_json: bool, verbose: bool, ready_fd: int | None = None) -> dict[str, Any]:
+    """Checks, supervises to the end and shows the summary, which it returns; a finished run only shows it."""
+    shown = screen(as_json)
+    try:
+        refuse_taken(config)
+        refuse_bad(config, shown.console)
+        configure_logging(RunFolder(config.run.folder), shown.console, verbose)
+        summary: dict[str, Any] = uvloop.run(supervise(config, shown, announce_ready(ready_fd)))
+    except RunFinishedError as error:
+        summary = finished_summary(config, error)
+    show_summary(config.run.name, summary, shown, as_json)
+    return summary

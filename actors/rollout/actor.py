@@ -1,7 +1,8 @@
 """The rollout actor: leases tasks, runs the generate hook, publishes the execution, then acknowledges the task.
 
     TASKS --lease--> slot --generate(task, client)--> Execution --publish, receipt--> EPISODES --then--> ack
-                      |  raises, times out: returned for another try, at last buried with its reason
+                      |  raises, times out, returns nonsense: returned for another try, at last buried with its reason
+                      |  cannot be stored (disk full, bus refuses): the actor ends by name; nothing of it is lost
                       +- killed: the lease ends, somebody else gets the task
 
 Invariant: a task leaves TASKS only after its execution is stored, or after it was buried with its reason.
@@ -15,10 +16,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from physarum.actors.context import Context
-from physarum.actors.errors import UnrecoverableError
+from physarum.actors.errors import BadHookResultError, UnrecoverableError
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
@@ -85,23 +86,27 @@ class RolloutActor(Actor):
         return following[0] if following else _POLICY_GROUP
 
     async def _work(self, queue: TaskQueue, episodes: Episodes) -> None:
-        """Keeps every slot busy until draining; then waits for the episodes that run."""
+        """Keeps every slot busy until draining; then waits for the episodes that run.
+
+        What an episode itself does wrong ends its try; an error beyond that ends the actor, by name: an episode whose
+        task nobody ends would hold its lease for ever.
+        """
         running: set[asyncio.Task[None]] = set()
-        while not self.context.draining.is_set():
-            await self.context.resumed.wait()
-            delivery = await queue.next(self.context.draining)
-            if delivery is None:
-                continue
-            task = asyncio.create_task(episodes.one(delivery), name=f"episode {delivery.sequence}")
-            running.add(task)
-            task.add_done_callback(running.discard)
-            task.add_done_callback(lambda _: queue.free())
-            self.numbers["running"] = len(running)
-        if running:
-            _, unfinished = await asyncio.wait(running, timeout=self.config.supervisor.drain_timeout_s / 2)
-            for task in unfinished:
-                task.cancel()
-            await asyncio.gather(*unfinished, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            while not self.context.draining.is_set():
+                await self.context.resumed.wait()
+                delivery = await queue.next(self.context.draining)
+                if delivery is None:
+                    continue
+                task = group.create_task(episodes.one(delivery), name=f"episode {delivery.sequence}")
+                running.add(task)
+                task.add_done_callback(running.discard)
+                task.add_done_callback(lambda _: queue.free())
+                self.numbers["running"] = len(running)
+            if running:
+                _, unfinished = await asyncio.wait(running, timeout=self.config.supervisor.drain_timeout_s / 2)
+                for task in unfinished:
+                    task.cancel()
 
     async def _report(self, client: EngineClient) -> None:
         while True:
@@ -140,11 +145,11 @@ class Episodes:
             samples = await self._run(task)
         except asyncio.CancelledError:
             # Draining: the task goes back at once and another worker takes it.
-            await delivery.message.nak()
+            await delivery.give_back()
             raise
         except TimeoutError:
             await self._fail(delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s")
-        except (AgentError, RecordError) as error:
+        except (AgentError, RecordError, BadHookResultError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - a user's hook may raise anything; it ends this try, by name
             _log.exception("task %s: the generate hook raised", task.id)
@@ -155,7 +160,7 @@ class Episodes:
     async def _run(self, task: Task) -> list[Sample]:
         client: Client = self._client.for_task(task)
         async with asyncio.timeout(self._config.episode_timeout_s):
-            return await self._generate(task, client, **self._config.args)
+            return _checked(await self._generate(task, client, **self._config.args))
 
     async def _publish(self, delivery: Delivery, task: Task, samples: list[Sample], started_at: float) -> None:
         try:
@@ -171,7 +176,11 @@ class Episodes:
         except RecordError as error:
             await self._fail(delivery, f"the generate hook returned no valid execution: {error}")
             return
-        await publish_execution(self._actor.context, "episodes", execution)
+        try:
+            await publish_execution(self._actor.context, "episodes", execution)
+        except CodecError as error:
+            await self._fail(delivery, f"what the generate hook returned has no wire form: {error}")
+            return
         await delivery.ack()
         self._count(execution)
 
@@ -187,3 +196,12 @@ class Episodes:
                 tally["tokens"] += int(sample.loss_mask.sum())
             tally["prompt_tokens"] += sample.prompt_len
         self._actor.progressed()
+
+
+def _checked(samples: Any) -> list[Sample]:
+    """Raises BadHookResultError for anything but a list of samples; what they hold, they have checked themselves."""
+    if isinstance(samples, list) and all(isinstance(sample, Sample) for sample in samples):
+        return samples
+    kinds = sorted({type(sample).__name__ for sample in samples}) if isinstance(samples, list) else []
+    found = f"a list of {', '.join(kinds)}" if kinds else type(samples).__name__
+    raise BadHookResultError(f"the generate hook returned {found}; expected a list of bus.records.Sample")

@@ -47,6 +47,10 @@ class Attendance:
         """Whether process `pid` ever announced a state past "starting"."""
         return pid in self._ready_pids
 
+    def forget(self, instance: str) -> None:
+        """Its process has ended as it should: its silence is none."""
+        self._silence.forget(instance)
+
     async def ended(self, instance: str, pid: int) -> None:
         """Its process is known to be gone: says so for it, so that others need not wait for its presence to expire."""
         self._silence.forget(instance)

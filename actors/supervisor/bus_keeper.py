@@ -16,6 +16,7 @@ from physarum.actors.supervisor.errors import ActorFailedError
 from physarum.actors.supervisor.policy import Exit, GiveUp, RestartPolicy
 from physarum.actors.supervisor.process import log_tail
 from physarum.actors.supervisor.run_folder import write_endpoint
+from physarum.actors.supervisor.store_watch import StoreWatch
 from physarum.bus import layout
 from physarum.bus.connection import Bus
 from physarum.bus.endpoint import Endpoint
@@ -45,10 +46,10 @@ class BusKeeper:
             url = (await self._server.ensure()).url
         assert url is not None
         endpoint = Endpoint.of(self._config.bus, url)
-        write_endpoint(self._folder, endpoint)
         bus = await Bus.connect(endpoint, self._config.run.name, "supervisor", self._config.bus.start_timeout_s)
         try:
             await layout.create(bus, self._config.bus)
+            write_endpoint(self._folder, endpoint)
         except BaseException:
             await bus.close()
             raise
@@ -69,6 +70,11 @@ class BusKeeper:
             _log.error("the run's nats-server died; starting it again on the same port")
             await server.ensure()
             await self._recreate(bus, restored)
+
+    async def watch_store(self) -> None:
+        """Heals the embedded server after its disk was full, for ever (store_watch.py)."""
+        if self._server is not None:
+            await StoreWatch(self._server.log_path, self._config.supervisor.heartbeat_s, self._server.stop).keep()
 
     async def stop(self) -> None:
         """Stops the embedded server; its store stays."""

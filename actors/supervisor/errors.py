@@ -27,6 +27,14 @@ class ActorFailedError(SupervisorError):
     """An actor (or the embedded bus) cannot be kept running; the message names it and shows its last lines."""
 
 
+class DiskFullError(SupervisorError):
+    """A file of the run cannot be written for want of room."""
+
+
+class VersionError(SupervisorError):
+    """The run's folder was written by another version of physarum."""
+
+
 class StartModelError(SupervisorError):
     """The start model could not be made."""
 

@@ -47,6 +47,7 @@ class Keeper:
             process = self.process
             ended = await process.wait()
             if self.finishing.is_set():
+                self._attendance.forget(self.instance)
                 return
             await self._after(process, ended)
 
@@ -87,7 +88,8 @@ class Keeper:
         return (
             f"the actor {self.role}/{self.instance} {reason}; its last state was {state!r}. Its last lines in {log}:\n"
             f"{_indented(process.log_tail())}\n"
-            "Remedy: correct what they name, then start the same configuration again; the run goes on where it stopped"
+            "Remedy: correct what they name, then start again: the same configuration goes on where this run stopped, a"
+            " changed one needs another name (`run.name=NAME`)"
         )
 
 

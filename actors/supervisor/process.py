@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,13 +21,17 @@ import psutil
 
 from physarum.actors.supervisor.policy import Exit
 from physarum.actors.supervisor.run_folder import write_atomic
-from physarum.actors.supervisor.run_lock import is_alive
+from physarum.bus.process_clock import is_alive, started_s
 
 _TAIL_BYTES: Final = 16 << 10
 
 
 class ActorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`actors/INSTANCE.json`: who runs where. `started_at` guards against a reused pid; `log_start` is in bytes."""
+    """`actors/INSTANCE.json`: who runs where; `log_start` is in bytes.
+
+    `started_at` is Unix time, for people. `started_s` (seconds from boot) guards against a reused pid: a clock that is set
+    does not move it.
+    """
 
     role: str
     instance: str
@@ -36,10 +41,11 @@ class ActorRecord(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...]
     log: str
     log_start: int
+    started_s: float = 0.0
 
     @property
     def alive(self) -> bool:
-        return is_alive(self.pid, self.started_at)
+        return is_alive(self.pid, self.started_s)
 
 
 def record_path(actors: Path, instance: str) -> Path:
@@ -79,9 +85,17 @@ class ActorProcess:
             )
         # Not reaped yet, so the pid is still its own even if it has ended already.
         pidfd = os.pidfd_open(child.pid)
-        started_at = psutil.Process(child.pid).create_time()
-        record = msgspec.structs.replace(record, pid=child.pid, started_at=started_at, log_start=log_start)
-        write_atomic(record_path(actors, record.instance), msgspec.json.encode(record))
+        record = msgspec.structs.replace(
+            record, pid=child.pid, started_at=time.time(), started_s=started_s(child.pid) or 0.0, log_start=log_start
+        )
+        try:
+            write_atomic(record_path(actors, record.instance), msgspec.json.encode(record))
+        except OSError:
+            # Without a record nobody would find it again: a full disk must not leave a process behind.
+            child.kill()
+            child.wait()
+            os.close(pidfd)
+            raise
         return cls(record, child, pidfd)
 
     @classmethod

@@ -1,25 +1,37 @@
-"""The run's folder before anything starts: its configuration is written once and never silently changed."""
+"""The run's folder before anything starts: its configuration is written once and never silently changed.
+
+A run begins when its bus was reached (`bus/endpoint.json` is there): until then nothing depends on the configuration, so
+one that was corrected after a failed start replaces it.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from physarum.actors.context import RunFolder
-from physarum.actors.supervisor.errors import RunDiffersError, RunFinishedError
+from physarum.actors.supervisor.errors import RunDiffersError, RunFinishedError, VersionError
 from physarum.bus.endpoint import Endpoint
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import digest, dump, resolve
 from physarum.configs.origin import display_path
 from physarum.configs.root import RootConfig
 
+LAYOUT: Final = "1"
+"""Raised with every change of the folder's layout, of a record's schema or of the streams that older code would misread."""
+
 
 def refuse_unusable(folder: RunFolder, config: RootConfig) -> None:
-    """Raises RunDiffersError (made by another configuration) or RunFinishedError; a new or interrupted run is fine."""
-    if not folder.config.is_file():
+    """A new or interrupted run is fine.
+
+    Raises VersionError, RunDiffersError (made by another configuration) or RunFinishedError.
+    """
+    if not has_begun(folder):
         return
+    refuse_other_version(folder)
     if (fault := _difference(folder.config, config)) is not None:
         raise RunDiffersError(
             f"{display_path(folder.path)} was made by another configuration ({fault}); a run keeps the one it started"
@@ -32,11 +44,34 @@ def refuse_unusable(folder: RunFolder, config: RootConfig) -> None:
         )
 
 
+def has_begun(folder: RunFolder) -> bool:
+    """Whether the run ever reached its bus."""
+    return folder.config.is_file() and folder.endpoint.is_file()
+
+
+def refuse_other_version(folder: RunFolder) -> None:
+    """Raises VersionError for a folder whose files this version would misread."""
+    try:
+        found = folder.version.read_text().strip()
+    except FileNotFoundError:
+        found = ""
+    if found != LAYOUT:
+        named = f"layout version {found!r}" if found else "no layout version"
+        raise VersionError(
+            f"{display_path(folder.version)} names {named}; expected {LAYOUT!r}: another version of physarum made this run,"
+            " and its store and checkpoints would be misread. Finish or export the run with the version that made it, or"
+            " start a new one (`run.name=NAME`) from its model folder (`model.path`)"
+        )
+
+
 def prepare(folder: RunFolder, config: RootConfig) -> None:
     """Makes the folder and records the resolved configuration; an interrupted run of the same one is continued."""
     for path in (folder.path, folder.bus, folder.logs, folder.actors):
         path.mkdir(parents=True, exist_ok=True)
-    if not folder.config.is_file():
+    if not has_begun(folder):
+        for stale in (folder.start_model, folder.path / "start_model.json"):
+            stale.unlink(missing_ok=True)
+        write_atomic(folder.version, f"{LAYOUT}\n".encode())
         write_atomic(folder.config, dump(config).encode())
 
 

@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-import psutil
 
 from physarum.actors.supervisor.errors import RunHeldError
+from physarum.bus.process_clock import is_alive, started_s
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The supervisor's process. `started_at` (Unix seconds) guards against a reused pid."""
+    """The supervisor's process. `started_at` (seconds from boot) guards against a reused pid, whatever the clock does."""
 
     pid: int
     started_at: float
@@ -36,15 +36,6 @@ def holder(folder: Path) -> Holder | None:
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     return found if is_alive(found.pid, found.started_at) else None
-
-
-def is_alive(pid: int, started_at: float) -> bool:
-    """Whether the process `pid` that started at `started_at` still runs (a zombie does not)."""
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started_at) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def held_message(folder: Path) -> str:
@@ -72,7 +63,7 @@ class RunLock:
         except BlockingIOError as error:
             os.close(handle)
             raise RunHeldError(held_message(self._folder)) from error
-        me = Holder(os.getpid(), psutil.Process().create_time())
+        me = Holder(os.getpid(), started_s(os.getpid()) or 0.0)
         os.ftruncate(handle, 0)
         os.pwrite(handle, msgspec.json.encode(me), 0)
         self._handle = handle

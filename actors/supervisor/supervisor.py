@@ -112,7 +112,8 @@ class Supervisor:
         live = LiveRun(self._config, self.folder, bus, crew.records, lambda: attendance.roster.members)
         feed = MetricsFeed(bus, [tally.add, observer.on_metric])
         async with attendance.roster.open(), feed.open(), self._announced(bus, publisher), self._controlled(bus):
-            async with _background(observer.observe(live), "display"):
+            display = _background(observer.observe(live), "display")
+            async with display, _background(bus_keeper.watch_store(), "watch of the store"):
                 await self._watch(bus, publisher, bus_keeper, crew)
             return await self._conclude(bus, tally)
 

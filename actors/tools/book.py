@@ -46,9 +46,9 @@ class Book:
         """Every checkpoint that was ever recorded, in order."""
         return [item.record for item in self.records if isinstance(item.record, DurableRecord)]
 
-    def plans_under_way(self) -> Iterator[PlanRecord]:
-        """Plans that are recorded and whose step is not done: the next trainer executes them verbatim."""
-        return (plan for sequence, plan in self._plans.items() if sequence not in self._executed)
+    def plans_under_way(self) -> Iterator[tuple[int, PlanRecord]]:
+        """Plans that are recorded and whose step is not done, by sequence: the next trainer executes them verbatim."""
+        return ((sequence, plan) for sequence, plan in self._plans.items() if sequence not in self._executed)
 
     def provisional(self, step: StepRecord) -> bool:
         """Whether no checkpoint on disk covers the step yet."""

@@ -9,6 +9,7 @@ A decision is a mark beside the letter (`marks.py`); `dead ls` shows letters wit
 
 from __future__ import annotations
 
+import logging
 from typing import Final, NamedTuple
 
 import msgspec
@@ -17,13 +18,15 @@ from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError, RunUnfitError
 from physarum.actors.tools.marks import DeadMark, read_marks, write_mark
 from physarum.actors.wire import read_header
-from physarum.bus import log
+from physarum.bus import control, log
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
-from physarum.bus.errors import CodecError
+from physarum.bus.errors import BusRefusedError, CodecError
 from physarum.bus.names import RUN_HEADER
 from physarum.bus.records import Execution, Task
 from physarum.bus.work import DeadLetter
+
+_log = logging.getLogger(__name__)
 
 _OURS: Final = "Nats-"
 """Headers with this prefix belong to the message as it was stored, not to what it says."""
@@ -114,6 +117,7 @@ async def retry(run: OpenRun, letter: Letter) -> None:
     _refuse_retry(run, letter)
     found = letter.letter
     await write_mark(run.bus, run.publisher, letter.id, "retried")
+    await _tell_trainer(run, letter.id)
     headers = {name: text for name, text in found.headers.items() if not name.startswith(_OURS)}
     await run.publisher.publish(
         found.subject, found.body, message_id=f"retry/{letter.id}/{found.key}", headers=headers, deadline_s=30.0
@@ -125,6 +129,16 @@ async def drop(run: OpenRun, letter: Letter) -> None:
     if letter.state == "retried":
         raise RunUnfitError(f"dead letter {letter.id} was retried already: what became of it is not ours to drop")
     await write_mark(run.bus, run.publisher, letter.id, "dropped")
+
+
+async def _tell_trainer(run: OpenRun, number: int) -> None:
+    """A trainer at work took the death in: its group is to wait again. One that starts later reads the mark."""
+    try:
+        answer = await control.call(run.bus, "trainer", "trainer-0", "revive", {"letter": number}, run.bus.timeout_s)
+    except BusRefusedError:
+        return
+    if "error" in answer:
+        _log.info("the trainer was not told of letter %d: %s", number, answer["error"])
 
 
 def _refuse_retry(run: OpenRun, letter: Letter) -> None:

@@ -13,12 +13,12 @@ import msgspec
 from physarum.actors import states
 from physarum.actors.tools import letters
 from physarum.actors.tools.access import OpenRun
-from physarum.actors.tools.book import Book
+from physarum.actors.tools.book import Book, Bound
 from physarum.actors.tools.errors import NotInRunError
 from physarum.actors.tools.recorded import Recorded, readable_header
 from physarum.actors.tools.steps import mean_reward, tokens_by_version
 from physarum.bus import ledger, log, names
-from physarum.bus.ledger import Mask
+from physarum.bus.ledger import Dropped, Mask, Place, Planned
 from physarum.bus.names import StreamKey
 from physarum.bus.records import ExecutionHeader
 from physarum.bus.register import Register
@@ -118,29 +118,7 @@ def _copy(stream: str, sequence: int, header: ExecutionHeader) -> Copy:
 
 def _uses(book: Book, task: str) -> list[Use]:
     """Every plan that holds the task, in order of the ledger, void ones and those under way included."""
-    found: list[Use] = []
-    for bound in book.steps:
-        step = bound.step
-        common = {"step": step.number, "epoch": step.epoch, "plan": step.plan, "void": bound.void}
-        found += [
-            Use(
-                **common,
-                sequence=one.sequence,
-                provisional=book.provisional(step),
-                dropped="refused" if step.refused else None,
-                advantage=one.advantage,
-                trained_tokens=one.trained_tokens,
-                masked_tokens=one.masked_tokens,
-                masks=one.masks,
-            )
-            for one in bound.plan.executions
-            if one.task == task
-        ]
-        found += [
-            Use(**common, sequence=one.sequence, provisional=book.provisional(step), dropped=one.reason)
-            for one in bound.plan.dropped
-            if one.task == task
-        ]
+    found = [_use(book, bound, place) for bound in book.steps for place in bound.plan.places if place.task == task]
     for sequence, plan in book.plans_under_way():
         found += [
             Use(step=None, epoch=plan.epoch, plan=sequence, sequence=one.sequence, void=False, provisional=True)
@@ -148,6 +126,31 @@ def _uses(book: Book, task: str) -> list[Use]:
             if one.task == task
         ]
     return found
+
+
+def _use(book: Book, bound: Bound, place: Place) -> Use:
+    step = bound.step
+    bare = Use(
+        step=step.number,
+        epoch=step.epoch,
+        plan=step.plan,
+        sequence=place.sequence,
+        void=bound.void,
+        provisional=book.provisional(step),
+    )
+    match place:
+        case Dropped():
+            return msgspec.structs.replace(bare, dropped=place.reason)
+        case Planned():
+            return msgspec.structs.replace(
+                bare,
+                dropped="refused" if step.refused else None,
+                advantage=place.advantage,
+                trained_tokens=place.trained_tokens,
+                masked_tokens=place.masked_tokens,
+                masks=place.masks,
+            )
+    return bare
 
 
 def _place(

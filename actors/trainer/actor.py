@@ -162,7 +162,7 @@ class TrainerActor(Actor):
         intake = Intake(self.context, planner, cursor, replayed)
         readiness = Readiness(self.context, stepper, planner, intake, recovery.refills, self._waiting)
         self._requests = Requests(self.bus, stepper, intake, readiness)
-        async with asyncio.TaskGroup() as group:
+        async with readiness.space.watched(), asyncio.TaskGroup() as group:
             beside = [
                 group.create_task(intake.read_samples(), name="read SAMPLES"),
                 group.create_task(intake.read_dead(), name="read DEAD"),

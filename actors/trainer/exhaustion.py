@@ -8,25 +8,34 @@ first ones are empty and the last ones are read to their ends, nothing is under 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.source.waiting import until
 from physarum.actors.states import SourcePosition
-from physarum.actors.trainer.intake import Intake
 from physarum.bus import log, names
 from physarum.bus.connection import Bus
+from physarum.bus.ledger import RefillRecord
 from physarum.bus.names import StreamKey
 
 _FIRST_LOOK_S: Final = 0.1
 _LONGEST_LOOK_S: Final = 2.0
 
 
+class Taken(Protocol):
+    """How far somebody has read SAMPLES and DEAD; `changed` wakes it, `refills` it still has to ask for."""
+
+    changed: asyncio.Event
+    samples_through: int
+    dead_through: int
+    refills: list[RefillRecord]
+
+
 class Exhaustion:
     """Follows the source's position. `intake.changed` is set when the source is finished."""
 
-    def __init__(self, context: Context, intake: Intake) -> None:
+    def __init__(self, context: Context, intake: Taken) -> None:
         self._context, self._intake = context, intake
         self._position: SourcePosition | None = None
         self._look_s = _FIRST_LOOK_S

@@ -82,7 +82,7 @@ class Groups:
         """Takes an execution; returns why it is not taken (late, incomplete, duplicate), or None."""
         header = arrived.header
         closing = self._closings.get(header.group)
-        if header.member in self._gone.get(header.group, ()) or (closing and header.member in closing.missing):
+        if self._went_on_without(header.group, header.member):
             return "late"
         if closing is not None and not closing.trained:
             return "incomplete"
@@ -100,12 +100,19 @@ class Groups:
         """A member's task is dead: the refill to record (then call `asked`), or None, and it is given up."""
         if self._asked.get((dead.group, dead.member), 0) > dead.attempt:
             return None  # its successor is on its way
+        if self._went_on_without(dead.group, dead.member):
+            return None  # a refill would only be late
         if dead.attempt < self._rules.refills:
             return RefillRecord(
                 source=dead.source, ordinal=dead.ordinal, group=dead.group, member=dead.member, attempt=dead.attempt + 1
             )
         self.give_up(dead.group, dead.group_size, dead.member, now)
         return None
+
+    def _went_on_without(self, name: str, member: int) -> bool:
+        """Whether the group was closed, and this member was not there."""
+        closing = self._closings.get(name)
+        return member in self._gone.get(name, ()) or (closing is not None and member in closing.missing)
 
     def asked(self, record: RefillRecord) -> None:
         """A refill was recorded in LEDGER."""
@@ -134,6 +141,11 @@ class Groups:
     def rest(self) -> list[GroupClosedRecord]:
         """What to record of the open groups when nothing more will come; then `close` each."""
         return [self._closing(group) for group in self._open.values() if group.members]
+
+    def oldest(self) -> GroupClosedRecord | None:
+        """What to record of the open group that came first into the log, to go on without its missing; then `close` it."""
+        waiting = [group for group in self._open.values() if group.members]
+        return self._closing(min(waiting, key=_first_sequence)) if waiting else None
 
     def next_deadline(self) -> float | None:
         """When the next open group is overdue; None where there is no deadline or nothing waits."""
@@ -186,3 +198,7 @@ class Groups:
             self._gone[group.name] = group.given_up
         if group.members:
             self._complete[group.name] = group
+
+
+def _first_sequence(group: Group) -> int:
+    return min(arrived.sequence for arrived in group.members.values())

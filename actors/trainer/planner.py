@@ -84,6 +84,11 @@ class Planner:
         """Whether a last, smaller plan can be taken: complete groups, or drops that no plan has recorded yet."""
         return self.groups.complete > 0 or any(gone.reason != "duplicate" for gone in self._dropped)
 
+    @property
+    def has_drops(self) -> bool:
+        """Whether drops wait for a plan to record them; until then the log keeps their samples."""
+        return bool(self._dropped)
+
     def admit(self, arrived: Arrived, now: float = 0.0) -> None:
         """Takes one execution (`now`: monotonic seconds). The first one of a task counts; others are dropped by name."""
         header = arrived.header

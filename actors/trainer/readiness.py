@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from physarum.actors.context import Context
 from physarum.actors.trainer.exhaustion import Exhaustion
 from physarum.actors.trainer.intake import Intake
+from physarum.actors.trainer.log_space import LogSpace
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.stepping import Stepper
 from physarum.bus.ledger import GroupClosedRecord, RefillRecord
@@ -47,6 +48,7 @@ class Readiness:
         self._report = report
         self._requests: list[Request] = []
         self.exhaustion = Exhaustion(context, intake)
+        self.space = LogSpace(context, stepper, planner, intake)
 
     def ask(self, request: Request) -> None:
         """Has `request` done between two steps."""
@@ -68,6 +70,12 @@ class Readiness:
                 if await self.exhaustion.reached(self._refills):
                     await self._settle(self._planner.groups.rest())
                     return Next("exhausted", time.perf_counter() - started)
+                if await self.space.wanted():
+                    closings = await self.space.make()
+                    if closings is None:
+                        return Next("batch", time.perf_counter() - started)
+                    await self._settle(closings)
+                    continue
             self._report(self._planner.groups.complete)
             await self._change()
 
@@ -100,7 +108,7 @@ class Readiness:
 
 @contextlib.asynccontextmanager
 async def _waiting(events: list[asyncio.Event]) -> AsyncIterator[list[asyncio.Future[Any]]]:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         yield waits
     finally:

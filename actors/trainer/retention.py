@@ -33,7 +33,17 @@ class Retention:
     async def trim(self, newest: DurableRecord) -> None:
         """Lets go of what is not needed once `newest` is durable."""
         self._kept[newest.folder] = newest.floor
-        names_kept = list(self._kept)[-self._context.config.checkpoint.keep_last :]
+        await self._keep_newest(self._context.config.checkpoint.keep_last)
+
+    async def release(self) -> bool:
+        """Gives up the oldest checkpoint, for the samples that only it needs. False when there is only the newest."""
+        if len(self._kept) <= 1:
+            return False
+        await self._keep_newest(len(self._kept) - 1)
+        return True
+
+    async def _keep_newest(self, count: int) -> None:
+        names_kept = list(self._kept)[-count:]
         self._kept = {name: self._kept[name] for name in names_kept}
         await asyncio.to_thread(self._checkpoints.retain, names_kept)
         floor = min(self._kept.values())

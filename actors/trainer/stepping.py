@@ -25,7 +25,7 @@ from physarum.actors.trainer.retention import Retention
 from physarum.actors.trainer.sequences import train_sequences
 from physarum.actors.trainer.world import World
 from physarum.actors.wire import read_execution, read_header
-from physarum.bus import log
+from physarum.bus import log, room
 from physarum.bus.lease import Lease
 from physarum.bus.ledger import DurableRecord, GroupClosedRecord, Ledger, PlanRecord, RefillRecord, StepRecord
 from physarum.bus.records import Execution
@@ -99,7 +99,7 @@ class Stepper:
         return await self._execute(sequence, Plan.recorded(record, headers, self._forks), 0.0)
 
     async def _execute(self, sequence: int, plan: Plan, waited_s: float) -> StepRecord:
-        started_at = time.time()
+        started_at, began_s = time.time(), time.perf_counter()
         sequences = train_sequences(await self._executions(plan.record), plan.record.executions)
         result, refused = await self._train(sequences)
         self.number += result is not None
@@ -108,7 +108,8 @@ class Stepper:
         self._cursor.consume(sequence, plan.record)
         self._retention.stepped(self._cursor.floor)
         self._steps += 1
-        self.trained_s += record.finished_at - started_at + waited_s
+        # Not by the wall clock: one that is set while this trains must not end the run (stop.time_s).
+        self.trained_s += time.perf_counter() - began_s + waited_s
         self._actor.progressed()
         await self._after(record)
         return record
@@ -197,20 +198,7 @@ class Stepper:
         """Makes the present state durable, records it, and trims what no kept checkpoint needs."""
         if self._durable is not None and self._steps == self._durable_steps:
             return self._durable
-        self._lease.check()
-        store = self._actor.checkpoints
-        aside = await asyncio.to_thread(store.aside, self._lease.token)
-        await self._actor.torch.run(
-            lambda: self.world.save(aside), self._config.trainer.step_timeout_s, "writing the training state"
-        )
-        meta = CheckpointMeta(
-            epoch=self._lease.token,
-            number=self.number,
-            steps=self._steps,
-            trained_s=self.trained_s,
-            cursor=self._cursor.record(),
-        )
-        digest, folder = await asyncio.to_thread(store.commit, aside, meta)
+        digest, folder = await self._written()
         durable = DurableRecord(
             epoch=self._lease.token,
             number=self.number,
@@ -223,6 +211,51 @@ class Stepper:
         self._durable, self._durable_steps = durable, self._steps
         await self._retention.trim(durable)
         return durable
+
+    async def let_go(self) -> bool:
+        """Frees room in the sample log: by a checkpoint now, else by giving up an older one. False when neither can."""
+        if self._steps != self._durable_steps:
+            await self.checkpoint()
+            return True
+        return await self._retention.release()
+
+    async def _written(self) -> tuple[str, Path]:
+        """(digest, folder) of the present state on disk; waits while the disk is full, and the old checkpoint stays."""
+        while True:
+            self._lease.check()
+            try:
+                return await self._write()
+            except OSError as error:
+                if not room.is_full(error) or not await self._room():
+                    raise
+
+    async def _room(self) -> bool:
+        """Waits, in a state of its own, for room on the checkpoints' disk; False when asked to drain."""
+        before = self._actor.state
+        self._actor.become("waiting for room on the disk")
+        found = await room.until_room(self._actor.checkpoints.folder, "a checkpoint", self._context.draining)
+        if found:
+            self._actor.become(before)
+        return found
+
+    async def _write(self) -> tuple[str, Path]:
+        store = self._actor.checkpoints
+        aside = await asyncio.to_thread(store.aside, self._lease.token)
+        try:
+            await self._actor.torch.run(
+                lambda: self.world.save(aside), self._config.trainer.step_timeout_s, "writing the training state"
+            )
+            meta = CheckpointMeta(
+                epoch=self._lease.token,
+                number=self.number,
+                steps=self._steps,
+                trained_s=self.trained_s,
+                cursor=self._cursor.record(),
+            )
+            return await asyncio.to_thread(store.commit, aside, meta)
+        except OSError:
+            await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)  # others need the room that it takes
+            raise
 
     async def _report(self, record: StepRecord) -> None:
         numbers = {

@@ -50,11 +50,11 @@ class StopRule:
 
 def exhausted_reason(config: RootConfig) -> str:
     """Why a run whose source has nothing more ends."""
+    if config.samples.recorded:
+        return "the recorded samples are exhausted"
     if config.stop.epochs is not None and config.stop.epochs == config.epochs:
         return f"stop.epochs = {config.stop.epochs}"
-    if config.epochs is not None:
-        return f"the source is exhausted (source.epochs = {config.epochs})"
-    return "the recorded samples are exhausted"
+    return f"the source is exhausted (source.epochs = {config.epochs})"
 
 
 def _mean(values: deque[float], sign: float = 1.0) -> float:

@@ -1,4 +1,7 @@
-"""`python -m tests.bench B6 --size smoke|full [--record]`: runs a benchmark; its last line is one JSON object."""
+"""`python -m tests.bench B6 --size smoke|full [--record]`: runs a benchmark; its last line is one JSON object.
+
+Size long is for B6 alone: a million samples, a quarter of an hour.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import asyncio
 import importlib
 import json
+import logging
 import sys
 import time
 from pathlib import Path
@@ -21,8 +25,8 @@ RESULTS: Final = Path(__file__).with_name("results")
 def run(name: str, size: str) -> dict[str, Any]:
     """One benchmark: its fields behind those that all have."""
     began = time.perf_counter()
-    fields = asyncio.run(importlib.import_module(BENCHES[name]).measure(size))
-    head = {"bench": name, "size": size, "host": host.describe(), "versions": host.versions()}
+    fields: dict[str, Any] = asyncio.run(importlib.import_module(BENCHES[name]).measure(size))
+    head: dict[str, Any] = {"bench": name, "size": size, "host": host.describe(), "versions": host.versions()}
     return head | {"seconds": round(time.perf_counter() - began, 1)} | fields
 
 
@@ -40,9 +44,10 @@ def main(arguments: list[str]) -> int:
     """Runs what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("bench", choices=[*BENCHES, "all"])
-    parser.add_argument("--size", choices=["smoke", "full"], default="full")
+    parser.add_argument("--size", choices=["smoke", "full", "long"], default="full")
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS}/Bn.json")
     options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     for name in BENCHES if options.bench == "all" else [options.bench]:
         result = run(name, options.size)
         if options.record:

@@ -29,6 +29,7 @@ from physarum.bus import layout, ledger
 from physarum.bus.connection import Bus
 from physarum.bus.endpoint import Endpoint
 from physarum.bus.ledger import StepRecord
+from physarum.bus.log import LogReader
 from physarum.bus.presence import Roster
 from physarum.bus.publisher import Publisher
 from physarum.bus.records import Execution, Task
@@ -43,7 +44,7 @@ FILLED: Final = "filled"
 """The source of what is put into SAMPLES beforehand: its ordinals are not those of the source that runs."""
 RECIPE: Final = Path(__file__).with_name("bus_tax.yaml")
 _START_S: Final = 120.0
-_PHASE_S: Final = 900.0
+_PHASE_S: Final = 3600.0
 _TOGETHER: Final = 1024
 
 
@@ -63,6 +64,7 @@ class Load:
 
 LOADS: Final = {
     "smoke": (Load(1 << 10, 32, 8, 24), Load(100 << 10, 4, 6, 6), Load(10 << 20, 1, 2, 2)),
+    "long": (Load(1 << 10, 32, 3_907, 100),),  # a million: is memory flat?
     "full": (Load(1 << 10, 32, 400, 100), Load(100 << 10, 8, 30, 30), Load(10 << 20, 1, 8, 8)),
 }
 
@@ -124,6 +126,7 @@ async def _measured(folder: Path, load: Load) -> Measured:
                 await _until_done(stage)
                 cpu, late = cpu_s(everybody) - cpu, rss_mib(everybody)
         ready = (await stage.register(states.TrainerReady).get(states.TRAINER_READY)).value
+        assert ready is not None, "the trainer ends only after it was ready"
         steps = await stage.steps()
         samples, consumed = load.steps * load.batch, load.consume_steps * load.batch
         row = {
@@ -200,7 +203,7 @@ async def _ready(roster: Roster, instances: set[str]) -> None:
 
 
 async def _until_step(stage: Stage, number: int) -> None:
-    reader = ledger.LogReader(stage.bus, "ledger")
+    reader = LogReader(stage.bus, "ledger")
     seen = 0
     async with asyncio.timeout(_PHASE_S), contextlib.aclosing(reader.batches()) as batches:
         async for batch in batches:

@@ -46,7 +46,13 @@ def _start(folder: Path, role: str, instance: str) -> subprocess.Popen[bytes]:
     (folder / "logs").mkdir(exist_ok=True)
     with (folder / "logs" / f"{instance}.log").open("ab") as log:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(), cwd=ROOT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment(),
+            cwd=ROOT,
+            start_new_session=True,
         )
 
 

@@ -20,6 +20,7 @@ from physarum.agents.errors import (
     EngineReplyError,
     EngineUnavailableError,
     NoEngineError,
+    OffPinError,
     SamplingError,
 )
 from physarum.agents.protocols import Client
@@ -85,6 +86,7 @@ class Fake:
         self.picked = 0
         self.released = 0
         self.failures: list[Exception] = []
+        self.numbers: list[int | None] = []
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -94,6 +96,7 @@ class Fake:
 
     async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
         self.picked += 1
+        self.numbers.append(number)
         return EngineRef(self.url, "e0", "p@0.9")
 
     def release(self, ref: EngineRef) -> None:
@@ -140,7 +143,14 @@ async def test_a_plain_generation() -> None:
 
 async def test_a_tasks_sampling_is_laid_over_the_clients_and_under_the_calls() -> None:
     task = Task(
-        id="s/0/0/0", run="t", source="s", group="g", group_size=1, member=0, sampling={"top_p": 0.5, "top_k": 3}
+        id="s/0/0/0",
+        run="t",
+        source="s",
+        ordinal=0,
+        group="g",
+        group_size=1,
+        member=0,
+        sampling={"top_p": 0.5, "top_k": 3},
     )
     async with engine(says([4]), sampling={"temperature": 1.0, "top_p": 1.0}) as (fake, client):
         view: Client = client.for_task(task)
@@ -360,3 +370,14 @@ async def test_concurrent_requests_make_one_busy_interval() -> None:
         gate.set()
         await asyncio.gather(*running)
         assert len(client.meter.pop()) == 1
+
+
+async def test_a_pinned_task_gets_tokens_of_its_weights_alone() -> None:
+    """Tokens of other weights (the engine was updated meanwhile) are thrown away; the epoch does not matter."""
+    task = Task(id="s/0/0/0", run="t", source="s", ordinal=0, group="g", group_size=1, member=0, pin=7)
+    async with engine(says([4], version="p@1.6"), says([5], version="p@2.7")) as (fake, client):
+        generation = await client.for_task(task).generate([1])
+    assert generation.token_ids.tolist() == [5]
+    assert generation.spans == [Span("p@2.7", 0, 1)]
+    assert [type(error) for error in fake.failures] == [OffPinError]
+    assert fake.numbers == [7, 7]

@@ -57,7 +57,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_holders_lease_passes_on_after_its_time_to_live_with_a_larger_token(bus: Bus) -> None:
+async def test_a_killed_holders_lease_passes_on_with_a_larger_token(bus: Bus) -> None:
     holder = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOLDER, bus.endpoint.url, bus.run, stdout=asyncio.subprocess.PIPE,
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},

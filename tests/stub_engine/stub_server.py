@@ -122,4 +122,6 @@ class StubServer:
 def serve(arguments: argparse.Namespace) -> None:
     """Listens until it is killed."""
     application = StubServer(arguments).application()
-    web.run_app(application, host=arguments.host, port=arguments.port, print=None, access_log=None, handler_cancellation=True)
+    web.run_app(
+        application, host=arguments.host, port=arguments.port, print=None, access_log=None, handler_cancellation=True
+    )

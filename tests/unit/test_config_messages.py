@@ -98,7 +98,7 @@ def test_a_branch_is_not_a_pinned_revision(tmp_path: Path) -> None:
 
 def test_stop_needs_a_condition(tmp_path: Path) -> None:
     assert (
-        "at least one of `steps`, `time_s`, `loss_below`, `reward_above`"
+        "at least one of `steps`, `samples`, `epochs`, `time_s`, `loss_below`, `reward_above`"
         in refuse(tmp_path, "", ["stop.steps=null"])[0]
     )
 

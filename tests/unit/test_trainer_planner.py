@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +89,13 @@ def test_groups_are_taken_in_the_order_in_which_they_became_complete() -> None:
         planner.admit(Arrived(sequence, header(ordinal)))
     assert [item.ordinal for item in take(planner).record.executions] == [2, 3]
     assert [item.ordinal for item in take(planner).record.executions] == [0, 1]
+
+
+def test_in_ordered_mode_a_batch_stands_in_the_sources_order() -> None:
+    planner = Planner(msgspec.structs.replace(rules(groups=2), ordered=True))
+    for sequence, ordinal in enumerate((3, 0, 2, 1), start=1):
+        planner.admit(Arrived(sequence, header(ordinal)))
+    assert [item.ordinal for item in take(planner).record.executions] == [0, 1, 2, 3]
 
 
 def test_the_second_execution_of_a_task_is_dropped_as_duplicate_and_named() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from sglang.srt.server_args import ServerArgs
 from stub_server import serve
+
+from sglang.srt.server_args import ServerArgs
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

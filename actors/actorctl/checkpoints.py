@@ -1,0 +1,74 @@
+"""`actorctl checkpoints ls|save|verify`: a run's durable training states."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Optional
+
+import typer
+import uvloop
+
+from physarum.actors.actorctl import exits, target
+from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
+from physarum.actors.context import RunFolder
+from physarum.actors.tools import saved
+from physarum.actors.tools.access import opened
+from physarum.actors.tools.saved import Saved
+
+app = group("Durable training states: weights, optimizer, generators and the place in the sample log.")
+
+
+@app.command("ls", epilog=exits.HELP)
+def ls(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
+    """List the checkpoints that the ledger names, and which of them are still on disk."""
+    with exits.reported(verbose):
+        _print(uvloop.run(_listed(target.find(name, root))), as_json)
+
+
+@app.command("save", epilog=exits.HELP)
+def save(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Save one now, after the step that the trainer is in."""
+    with exits.reported(verbose):
+        made = uvloop.run(_save(target.find(name, root)))
+        say(made, f"checkpoint {made['folder']} of step {made['number']} is durable", as_json)
+
+
+@app.command("verify", epilog=exits.HELP)
+def verify(
+    name: Target,
+    checkpoint: Annotated[Optional[str], typer.Argument(help="One of them, for example 1.20.")] = None,  # noqa: UP045
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare every byte on disk with the digests that the ledger names. Status 1 for one that is incomplete or altered."""
+    with exits.reported(verbose):
+        found = uvloop.run(_verified(target.find(name, root), checkpoint))
+        _print(found, as_json)
+        saved.refuse_faulty(found)
+
+
+async def _listed(folder: RunFolder) -> list[Saved]:
+    async with opened(folder, "checkpoints") as run:
+        return await saved.listed(run)
+
+
+async def _save(folder: RunFolder) -> dict[str, Any]:
+    async with opened(folder, "checkpoints") as run:
+        return await saved.save_now(run)
+
+
+async def _verified(folder: RunFolder, name: str | None) -> list[Saved]:
+    async with opened(folder, "checkpoints") as run:
+        return await saved.verified(run, name)
+
+
+def _print(found: list[Saved], as_json: bool) -> None:
+    if as_json:
+        print_json({"checkpoints": found})
+        return
+    for one in found:
+        fault = "" if one.fault is None else f"  {one.fault or 'whole'}"
+        where = f"{one.size_bytes} bytes" if one.on_disk else "let go"
+        typer.echo(f"{one.name}  step {one.number}  {where}  samples from {one.floor}{fault}")
+    if not found:
+        typer.echo("no checkpoints yet")

@@ -1,0 +1,1 @@
+"""Takes the trainer's place in a run that only records samples."""

@@ -1,0 +1,171 @@
+"""The recorder actor: publishes the start model once and counts what is recorded, until the run's stop condition.
+
+    start_model --snapshot--> checkpoint service --> head policy@EPOCH.0 --> engines
+    SAMPLES headers --count--> stop.samples, stop.steps (batches), stop.time_s, the source's end --> done
+
+Invariant: it holds the trainer's lease and writes the ledger's takeover as a trainer does, so versions, account and every
+tool read its run like any other; nothing is planned, so every sample stays in the log, in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import xxhash
+
+from physarum.actors import states
+from physarum.actors.context import Context
+from physarum.actors.recorder.counting import Count
+from physarum.actors.runtime import Actor
+from physarum.actors.source.waiting import unless_draining
+from physarum.actors.trainer.exhaustion import Exhaustion
+from physarum.actors.trainer.publication import Offer, Publication
+from physarum.actors.trainer.recovery import recover
+from physarum.bus import ledger
+from physarum.bus.errors import LeaseLostError
+from physarum.bus.lease import Lease, acquire
+from physarum.bus.ledger import Ledger, RollbackRecord
+from physarum.bus.log import LogReader
+from physarum.bus.version import Version
+from physarum.weightsync.publisher import Snapshot
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+_PUBLISH_TIMEOUT_S: Final = 600.0
+
+
+class RecorderActor(Actor):
+    """Role recorder. A second instance stands by until the first one's lease is free."""
+
+    role: ClassVar[str] = "recorder"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._lost = asyncio.Event()
+        self._count = Count(self.config)
+
+    async def run(self) -> None:
+        self.become("standby")
+        lease = await unless_draining(self.context, self._acquire())
+        if lease is None:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._end_when_lost(lease), name="trainer lease")
+                await self._record(lease)
+                watch.cancel()
+        finally:
+            await lease.release()
+
+    async def _acquire(self) -> Lease:
+        loop = asyncio.get_running_loop()
+
+        def lost() -> None:
+            loop.call_soon_threadsafe(self._lost.set)
+
+        owner = self.context.identity.instance
+        return await acquire(self.context.endpoint, self.bus, self.publisher, "trainer", owner, on_lost=lost)
+
+    async def _end_when_lost(self, lease: Lease) -> None:
+        await self._lost.wait()
+        lease.check()
+        raise LeaseLostError("the trainer's lease was lost; this recorder must stop")
+
+    async def _record(self, lease: Lease) -> None:
+        done = self.context.run_register(states.TrainerDone)
+        if (await done.get(states.TRAINER_DONE)).value is None:
+            version = await self._take_over(lease)
+            reason = await self._until_done(version)
+            if reason is None:
+                return
+            model = str(self.context.folder.start_model.resolve())
+            record = states.TrainerDone(reason=reason, version=str(version), steps=0, model=model, at=time.time())
+            await done.put(record, states.TRAINER_DONE)
+            _log.info("recording ended (%s): %d executions", reason, self._count.executions)
+        self.become("finished")
+        await self.context.draining.wait()
+
+    async def _take_over(self, lease: Lease) -> Version:
+        found = recover(await ledger.read(self.bus))
+        book = Ledger(self.bus, self.publisher, found.last_sequence, lease.token)
+        await book.append(RollbackRecord(old_epoch=found.last_epoch, new_epoch=lease.token, fork=0))
+        return Version(self.config.model.name, lease.token, 0)
+
+    async def _until_done(self, version: Version) -> str | None:
+        """Why recording ends; None when draining came first."""
+        exhaustion = Exhaustion(self.context, self._count)
+        model = self.context.folder.start_model.resolve()
+        digest = await asyncio.to_thread(lambda: xxhash.xxh3_128_hexdigest((model / "config.json").read_bytes()))
+        publication = Publication(self.context, digest)
+        async with asyncio.TaskGroup() as group:
+            beside = [
+                group.create_task(self._count_samples(), name="count SAMPLES"),
+                group.create_task(self._follow_dead(), name="follow DEAD"),
+                group.create_task(exhaustion.follow(), name="follow the source"),
+                group.create_task(publication.run(), name="publish the start model"),
+            ]
+            try:
+                await self._publish(publication, version, model)
+                return await unless_draining(self.context, self._wait(exhaustion))
+            finally:
+                for task in beside:
+                    task.cancel()
+
+    async def _publish(self, publication: Publication, version: Version, model: Path) -> None:
+        if self.config.engines:
+            take = lambda: Snapshot.take(_tensors(model), self.config.checkpoint.chunk_bytes)  # noqa: E731
+            publication.offer(Offer(version, await asyncio.to_thread(take), {}))
+            await publication.drained(_PUBLISH_TIMEOUT_S)
+        ready = states.TrainerReady(epoch=version.epoch, number=0, at=time.time())
+        await self.context.run_register(states.TrainerReady).put(ready, states.TRAINER_READY)
+        await self.context.emit("trainer_ready", {"epoch": ready.epoch, "number": 0})
+        self.facts = {"version": str(version)}
+        self.become("ready")
+
+    async def _wait(self, exhaustion: Exhaustion) -> str:
+        """The stop condition that is met first."""
+        started = time.monotonic()
+        while True:
+            self._count.changed.clear()
+            self.numbers["executions"] = self._count.executions
+            reason = self._count.met(time.monotonic() - started)
+            if reason is not None:
+                return reason
+            if await exhaustion.reached(0):
+                return f"the source is exhausted (epochs = {self.config.epochs})"
+            limits = [limit for limit in (exhaustion.look_again_s, self._count.time_left_s(started)) if limit is not None]
+            change = asyncio.ensure_future(self._count.changed.wait())
+            await asyncio.wait({change}, timeout=min(limits, default=None))
+            change.cancel()
+
+    async def _count_samples(self) -> None:
+        reader = LogReader(self.bus, "samples", headers_only=True)
+        async with aclosing(reader.batches(self.config.bus.fetch_timeout_s)) as batches:
+            async for batch in batches:
+                self._count.samples(batch, reader.next_sequence - 1)
+                self.progressed()
+
+    async def _follow_dead(self) -> None:
+        reader = LogReader(self.bus, "dead")
+        async with aclosing(reader.batches(self.config.bus.fetch_timeout_s)) as batches:
+            async for batch in batches:
+                self._count.dead(len(batch), reader.next_sequence - 1)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a Hugging Face folder under their names, one at a time."""
+    from safetensors import safe_open  # with torch, in the thread that reads the model
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # no mapping: it has keys() only
+                yield name, opened.get_tensor(name)

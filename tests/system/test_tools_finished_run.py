@@ -1,0 +1,192 @@
+"""What the tools say of, and make from, a finished run: a small data set that ends before its steps do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tools_run import Runs
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    made = Runs(tmp_path_factory.mktemp("tools"))
+    try:
+        done = made.up("up", "small.yaml", "--json")
+        assert done.returncode == 0, done.stderr[-4000:]
+        yield made
+    finally:
+        made.end()
+
+
+def weights(runs: Runs, name: str) -> bytes:
+    return (runs.folder / "runs" / name / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_small_data_set_with_many_steps_ends_with_a_smaller_last_batch(runs: Runs) -> None:
+    summary = json.loads((runs.folder / "runs" / "small" / "summary.json").read_text())
+    account = summary["account"]
+    assert summary["steps"] == 3
+    assert (account["issued"], account["trained"], account["in_flight"], account["imbalance"]) == (10, 10, 0, 0)
+    [step] = runs.json("ledger", "small", "--step", "3")["steps"]
+    assert [one["task"] for one in step["executions"]] == ["demos/0/8/0", "demos/0/9/0"]
+    assert "the source is exhausted (source.epochs = 1)" in runs.actorctl("logs", "small", "trainer-0").stdout
+
+
+def test_a_step_names_its_executions_also_after_their_samples_were_trimmed(runs: Runs) -> None:
+    [step] = runs.json("ledger", "small", "--step", "1")["steps"]
+    assert [one["sequence"] for one in step["executions"]] == [1, 2, 3, 4]
+    assert all(one["execution"].startswith(one["task"]) for one in step["executions"])
+    assert (step["changed"], step["void"], step["provisional"], step["trimmed"]) == (True, False, False, 0)
+    assert step["tokens_trained"] == sum(one["trained_tokens"] for one in step["executions"])
+    text = runs.actorctl("ledger", "small", "--step", "1").stdout
+    assert "step 1 (epoch 1, plan 2): reward -" in text
+    missing = runs.actorctl("ledger", "small", "--step", "9")
+    assert (missing.returncode, missing.stdout) == (5, "")
+    assert "has no step 9; it has steps 1 to 3" in missing.stderr
+
+
+def test_a_sample_is_found_by_its_task_and_by_its_execution(runs: Runs) -> None:
+    found = runs.json("ledger", "small", "--sample", "demos/0/5/0")
+    assert (found["state"], found["where"]) == ("trained", "step 2")
+    [use] = found["uses"]
+    [copy] = found["copies"]
+    assert (use["step"], use["void"], copy["sequence"]) == (2, False, use["sequence"])
+    assert runs.json("ledger", "small", "--sample", copy["execution"])["task"] == "demos/0/5/0"
+    refusals = {"demos/7/0/0": "not issued yet", "other/0/0/0": "no source 'other'", "nonsense": "expected the id"}
+    for wrong, reason in refusals.items():
+        refused = runs.actorctl("ledger", "small", "--sample", wrong)
+        assert refused.returncode == 5
+        assert reason in refused.stderr
+
+
+def test_a_version_says_which_step_made_it(runs: Runs) -> None:
+    assert runs.json("ledger", "small", "--version", "policy@1.2")["made_by"] == 5
+    assert runs.json("ledger", "small", "--version", "policy@1.0")["made_by"] is None
+    assert runs.actorctl("ledger", "small", "--version", "policy@1.9").returncode == 5
+    assert runs.actorctl("ledger", "small", "--version", "newest").returncode == 5
+
+
+def test_checkpoints_are_listed_verified_and_a_damaged_one_is_named(runs: Runs) -> None:
+    listed = runs.json("checkpoints", "ls", "small")["checkpoints"]
+    assert [(one["name"], one["on_disk"]) for one in listed] == [("1.1", True), ("1.2", True), ("1.3", True)]
+    whole = runs.json("checkpoints", "verify", "small")["checkpoints"]
+    assert [one["fault"] for one in whole] == ["", "", ""]
+    file = next((runs.folder / "runs/small/checkpoints/1.2").glob("*.safetensors"))
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    try:
+        damaged = runs.actorctl("checkpoints", "verify", "small")
+    finally:
+        file.write_bytes(data)
+    assert damaged.returncode == 1
+    assert f"checkpoint file {file} has digest" in damaged.stderr
+    assert runs.actorctl("checkpoints", "verify", "small", "1.9").returncode == 5
+    save = runs.actorctl("checkpoints", "save", "small")
+    assert save.returncode == 2
+    assert "no trainer at work" in save.stderr
+
+
+def test_versions_are_exported_at_their_cadence(runs: Runs) -> None:
+    made = sorted(path.name for path in (runs.folder / "runs/small/exports").iterdir())
+    assert made == ["policy@1.2"]
+    assert (runs.folder / "runs/small/exports/policy@1.2/config.json").is_file()
+
+
+def test_the_archive_has_what_was_trimmed_and_ranges_that_never_were_are_named(runs: Runs) -> None:
+    made = runs.json("export", "small", "all.msgpack")
+    assert (made["executions"], made["missing"]) == (10, [])
+    assert runs.json("export", "small", "part.jsonl", "--from", "3", "--to", "6")["executions"] == 4
+    refused = runs.actorctl("export", "small", "more.jsonl", "--from", "9", "--to", "20")
+    assert refused.returncode == 1
+    assert "samples 11 to 20 of 9 to 20" in refused.stderr
+    assert not (runs.folder / "more.jsonl").exists()
+    assert runs.actorctl("export", "small", "samples.parquet").returncode == 2
+
+
+def test_an_imported_run_gives_the_same_export(runs: Runs) -> None:
+    for form in ("msgpack", "jsonl"):
+        runs.json("export", "small", f"out.{form}")
+        fed = runs.json("import", f"out.{form}", "--run", f"in-{form}")["fed"]
+        assert (fed["executions"], fed["groups"], fed["alone"]) == (10, 10, 0)
+        account = runs.json("ledger", f"in-{form}")
+        assert (account["issued"], account["in_flight"], account["imbalance"]) == (10, 10, 0)
+        runs.json("export", f"in-{form}", f"again-{form}.jsonl")
+    assert _bodies(runs.folder / "again-msgpack.jsonl") == _bodies(runs.folder / "again-jsonl.jsonl")
+    taken = runs.actorctl("import", "out.jsonl", "--run", "in-jsonl")
+    assert taken.returncode == 2
+    assert "in-jsonl exists" in taken.stderr
+
+
+def test_bad_lines_are_named_and_nothing_is_imported(runs: Runs) -> None:
+    runs.json("export", "small", "good.jsonl")
+    lines = (runs.folder / "good.jsonl").read_text().splitlines()
+    (runs.folder / "bad.jsonl").write_text("\n".join([*lines[:2], "{", *lines[3:]]))
+    refused = runs.actorctl("import", "bad.jsonl", "--run", "half")
+    assert refused.returncode == 2
+    assert "line 3: " in refused.stderr
+    assert not (runs.folder / "runs" / "half").exists()
+    assert runs.json("import", "bad.jsonl", "--run", "half", "--skip-bad")["fed"]["executions"] == 9
+    into_finished = runs.actorctl("import", "good.jsonl", "small")
+    assert into_finished.returncode == 2
+    assert "is finished" in into_finished.stderr
+
+
+def test_a_replay_is_bit_equal_with_the_same_trainer_and_takes_another_ones_settings(runs: Runs) -> None:
+    done = runs.up("replay", "small", "--run", "same", "--json")
+    same = json.loads(done.stdout)
+    assert (same["steps"], same["account"]["trained"], same["account"]["imbalance"]) == (3, 10, 0)
+    assert weights(runs, "same") == weights(runs, "small")
+    (runs.folder / "other.yaml").write_text("trainer: {lr: 0.005, groups_per_batch: 2}\n")
+    made = runs.json("replay", "small", "--trainer", "other.yaml", "--run", "other", "--from", "5", "--no-start")
+    assert (made["parent"], made["fed"]["executions"]) == ("small", 6)
+    recorded = yaml.safe_load((runs.folder / "runs/other/config.yaml").read_text())
+    assert (recorded["trainer"]["lr"], recorded["trainer"]["groups_per_batch"], recorded["engines"]) == (0.005, 2, {})
+    lineage = json.loads((runs.folder / "runs/other/lineage.json").read_text())
+    assert (lineage["kind"], lineage["parent"], lineage["facts"]["first"]) == ("replay", "small", 5)
+
+
+def test_a_fork_goes_on_from_its_checkpoint_with_the_log_from_there(runs: Runs) -> None:
+    made = runs.json("fork", "small", "--at-step", "1", "--run", "forked", "trainer.lr=0.002")
+    assert (made["samples"], made["checkpoint"], made["epoch"]) == (6, "1.1", 1)
+    done = runs.up("up", "runs/forked/config.yaml", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    account = json.loads(done.stdout)["account"]
+    assert (account["issued"], account["trained"], account["imbalance"], account["double_trained"]) == (10, 10, 0, 0)
+    [step] = runs.json("ledger", "forked", "--step", "2")["steps"]
+    assert (step["epoch"], [one["sequence"] for one in step["executions"]]) == (2, [5, 6, 7, 8])
+    assert step["metrics"]["lr"] == 0.002
+    refused = runs.actorctl("fork", "small", "--at-step", "7", "--run", "nothing")
+    assert refused.returncode == 5
+    assert "there are those of steps 1, 2, 3" in refused.stderr
+    assert not (runs.folder / "runs" / "nothing").exists()
+
+
+def test_recording_without_training_keeps_every_sample_for_a_replay(runs: Runs) -> None:
+    done = runs.up("rollout-only", "small.yaml", "run.name=rec", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    account = summary["account"]
+    assert (summary["steps"], account["issued"], account["in_flight"], account["imbalance"]) == (0, 10, 10, 0)
+    assert summary["model_dir"].endswith("model")
+    made = runs.json("replay", "rec", "--no-start")
+    assert (made["run"], made["fed"]["executions"]) == ("rec-replay", 10)
+    recorded = yaml.safe_load((runs.folder / "runs/rec-replay/config.yaml").read_text())
+    assert (recorded["trainer"]["record_only"], recorded["age"]["consumption"]) == (False, "train")
+
+
+def test_a_run_without_dead_letters_says_so(runs: Runs) -> None:
+    assert runs.json("dead", "ls", "small") == {"letters": []}
+    assert runs.actorctl("dead", "show", "small", "1").returncode == 5
+    assert runs.actorctl("dead", "retry", "small").returncode == 2
+
+
+def _bodies(path: Path) -> list[object]:
+    """Executions without what names the run that they are in."""
+    rows = [json.loads(line)["execution"] for line in path.read_text().splitlines()[1:]]
+    return [{**row, "task": {**row["task"], "run": ""}} for row in rows]
