@@ -28,6 +28,7 @@ from physarum.bus.presence import EXPIRY_S, GONE, Heartbeat, Roster, announce
 
 _log = logging.getLogger(__name__)
 
+_ENDING: Final = ("draining", "finishing", "finished")
 _LAG_PROBE_S: Final = 0.25
 
 
@@ -56,7 +57,9 @@ class Actor(abc.ABC):
         return {}
 
     def become(self, state: str) -> None:
-        """Changes the announced state, at once."""
+        """Changes the announced state, at once. An actor that drains is not made ready again by what it was at."""
+        if self.context.draining.is_set() and state not in _ENDING:
+            return
         if state != self.state:
             _log.info("%s: %s -> %s", self.context.identity, self.state, state)
             self.state = state
@@ -77,6 +80,7 @@ class Runtime:
         self._actor = actor
         self._context = actor.context
         self._beats = 0
+        self._before_pause = actor.state
         self._lag_s = 0.0
         self._work: asyncio.Task[None] | None = None
 
@@ -127,6 +131,8 @@ class Runtime:
             return self._status()
 
         async def pause(body: dict[str, Any]) -> dict[str, Any]:
+            if not self._context.paused:
+                self._before_pause = self._actor.state
             self._context.resumed.clear()
             self._context.paused = True
             self._actor.become("paused")
@@ -135,7 +141,7 @@ class Runtime:
         async def resume(body: dict[str, Any]) -> dict[str, Any]:
             self._context.paused = False
             self._context.resumed.set()
-            self._actor.become("ready")
+            self._actor.become(self._before_pause)
             return self._status()
 
         async def drain(body: dict[str, Any]) -> dict[str, Any]:
@@ -150,8 +156,8 @@ class Runtime:
             return {**self._status(), "tasks": sorted(_describe(task) for task in asyncio.all_tasks())}
 
         identity = self._context.identity
-        verbs: dict[str, control.Verb] = {"status": status, "pause": pause, "resume": resume, "drain": drain, "stop": stop, "dump": dump}
-        verbs |= self._actor.verbs()
+        verbs: dict[str, control.Verb] = {"status": status, "pause": pause, "resume": resume}
+        verbs |= {"drain": drain, "stop": stop, "dump": dump, **self._actor.verbs()}
         return await control.serve(self._context.bus, identity.role, identity.instance, verbs)
 
     def _status(self) -> dict[str, Any]:

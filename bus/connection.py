@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -19,6 +20,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from physarum.bus import names
 from physarum.bus.endpoint import Endpoint
 from physarum.bus.errors import BusRefusedError, BusUnreachableError, NotStoredError, WrongSequenceError
 from physarum.bus.names import check_run
@@ -48,6 +50,9 @@ class Bus:
         self._closing = False
         self._connected = False
         self._on_break: list[Callable[[], None]] = []
+        self._echo = names.echo_subject(run, client.new_inbox().rpartition(".")[2])
+        self._numbers = itertools.count()
+        self._flushes: dict[str, asyncio.Future[None]] = {}
 
     @classmethod
     async def connect(cls, endpoint: Endpoint, run: str, name: str, deadline_s: float = 10.0) -> Bus:
@@ -58,6 +63,7 @@ class Bus:
         try:
             async with asyncio.timeout(deadline_s):
                 await client.connect(**options)
+                await client.subscribe(bus._echo, cb=bus._on_echo)
         except (TimeoutError, OSError, nats.errors.Error) as error:
             await client.close()
             cause = client.last_error or error
@@ -116,13 +122,29 @@ class Bus:
     async def flush(self) -> None:
         """Returns once the server has taken everything sent so far. Raises BusUnreachableError without an answer.
 
-        A request that nobody serves is answered in order with all else. The client's own flush may not be cancelled or
-        time out: the late PONG then ends its read loop, and the connection is deaf for half a minute.
+        A message to ourselves comes back in order with all else, whoever else listens. (A request that nobody serves
+        would be left without an answer by anybody who watches all subjects. The client's own flush may not be cancelled
+        or time out: the late PONG then ends its read loop, and the connection is deaf for half a minute.)
         """
+        number, returned = str(next(self._numbers)), asyncio.get_running_loop().create_future()
+        self._flushes[number] = returned
         try:
-            await self.request(f"ph.{self.run}.ping", b"", repeatable=True)
-        except BusRefusedError:
-            return
+            async with asyncio.timeout(self.timeout_s):
+                while not returned.done():
+                    broken = self._broken
+                    await self.client.publish(self._echo, number.encode())
+                    await _first_of(returned, broken)
+        except (nats.errors.Error, TimeoutError) as error:
+            denied = self.denied(self._echo)
+            hint = f"; the server said: {denied}" if denied else ""
+            raise BusUnreachableError(f"no answer from {self._echo} within {self.timeout_s:g} s{hint}") from error
+        finally:
+            del self._flushes[number]
+
+    async def _on_echo(self, message: Msg) -> None:
+        returned = self._flushes.get(message.data.decode())
+        if returned is not None and not returned.done():
+            returned.set_result(None)
 
     async def request(
         self, subject: str, payload: bytes, timeout_s: float | None = None, *, repeatable: bool = False
@@ -205,6 +227,14 @@ class Bus:
         _log.warning("bus connection restored")
         done, self._reconnected = self._reconnected, asyncio.Event()
         done.set()
+
+
+async def _first_of(future: asyncio.Future[None], event: asyncio.Event) -> None:
+    waits = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((future, waits), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waits.cancel()
 
 
 def refused(what: str, error: dict[str, Any]) -> BusRefusedError | WrongSequenceError:

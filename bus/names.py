@@ -50,6 +50,11 @@ def changed_subject(run: str, key: StreamKey, *tokens: str) -> str:
     return ".".join(("ph", run, "changed", key, *(_UNSAFE.sub("_", token) for token in tokens)))
 
 
+def echo_subject(run: str, connection: str) -> str:
+    """Where one connection sends messages to itself."""
+    return f"ph.{run}.ping.{connection}"
+
+
 def full_subject(run: str, key: str) -> str:
     """Where publishers say that they wait for room in a stream."""
     return f"ph.{run}.full.{key}"

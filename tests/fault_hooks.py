@@ -90,7 +90,7 @@ def _tries(folder: str, task: Task) -> int:
     return number
 
 
-async def ask(task: Task, client: Client) -> list[Sample]:
+async def ask(task: Task, client: Client, *, folder: str = "") -> list[Sample]:
     """One generation by an engine, whose request id begins with the task's id."""
     made = await client.generate([1, 2, task.ordinal])
     return [
@@ -102,9 +102,3 @@ async def ask(task: Task, client: Client) -> list[Sample]:
             spans=made.spans,
         )
     ]
-
-
-async def ask_longer(task: Task, client: Client) -> list[Sample]:
-    """As `ask`, in two turns."""
-    await client.generate([1, 2, task.ordinal])
-    return await ask(task, client)

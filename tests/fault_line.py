@@ -14,9 +14,11 @@ import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
+from unittest import mock
 
 import xxhash
 from actor_fixture import running
@@ -205,6 +207,10 @@ class Crew:
         self.folder = folder
         self._fork = multiprocessing.get_context("forkserver")
         self._fork.set_forkserver_preload(["fault_line"])
+        # The server imports what it is told to from its own path, and says nothing when it cannot.
+        here = Path(__file__).parent
+        with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join([str(here), str(here.parent)])):
+            forkserver.ensure_running()
         self._processes: dict[str, ForkServerProcess] = {}
         self.kills: Counter[str] = Counter()
 

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 _REPORT_S: Final = 1.0
 _POLICY_GROUP: Final = "policy"
+_REQUEST_SHARE: Final = 0.9
+"""Of an episode's time that one generation may take: its own error, which names the engines, then comes first."""
 
 GenerateHook = Callable[..., Awaitable[list[Sample]]]
 
@@ -74,7 +76,7 @@ class RolloutActor(Actor):
         session = await stack.enter_async_context(open_session())
         retry = RetryPolicy(
             attempts=64,
-            deadline_s=self.config.rollout.episode_timeout_s,
+            deadline_s=_REQUEST_SHARE * self.config.rollout.episode_timeout_s,
             request_timeout_s=self.config.rollout.request_timeout_s,
         )
         tokenizer = FolderTokenizer(self.context.folder.start_model)

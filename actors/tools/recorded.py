@@ -70,9 +70,9 @@ class Recorded:
         gone = self.missing(first, last)
         if gone:
             raise SamplesMissingError(
-                f"run {self._bus.run}: samples {_listed(gone)} of {first} to {last} are not there any more (the log is trimmed"
-                f" below the oldest kept checkpoint); there are: {_listed(self.present()) or 'none'}. Ask for those, or"
-                " record with `samples.keep: all`"
+                f"run {self._bus.run}: samples {_listed(gone)} of {first} to {last} are not there; there are:"
+                f" {_listed(self.present()) or 'none'}, and {self.last} were recorded (the log is trimmed below the oldest kept"
+                " checkpoint). Ask for those that are there, or record with `samples.keep: all`"
             )
 
     async def entries(self, first: int, last: int) -> AsyncIterator[LogEntry]:

@@ -70,6 +70,7 @@ def test_a_full_disk_is_waited_for_in_sight_and_costs_nothing(folder: Path) -> N
     assert found["trained"] >= before
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_the_middle_of_a_commit_leaves_the_old_checkpoint_and_is_waited_for(folder: Path) -> None:
     """Only the checkpoints' disk is full here: the trainer alone meets it."""
     run = folder / "runs" / NAME

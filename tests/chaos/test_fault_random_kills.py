@@ -7,6 +7,7 @@ step that survives was trained exactly once, on exactly what its plan says, afte
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -31,7 +32,7 @@ VICTIMS = ("rollout", "rollout", "reward", "reward", "trainer", "source", "janit
 """A trainer or source is followed after its lease has expired, so they are killed less often."""
 ROWS = 150
 MESSAGES_BETWEEN = 120
-DEADLINE_S = 200.0
+DEADLINE_S = 150.0
 
 
 class Traffic:
@@ -69,9 +70,9 @@ async def crew(place: Path, bus: Bus) -> AsyncIterator[Crew]:
 async def kill_at_random(made: Crew, server: OwnServer, bus: Bus, count: int, rng: random.Random) -> None:
     traffic = Traffic()
     await bus.client.subscribe(f"ph.{bus.run}.>", cb=traffic.on_message)
-    for _ in range(count):
+    rounds = itertools.chain.from_iterable(rng.sample(VICTIMS, len(VICTIMS)) for _ in itertools.count())
+    for victim in itertools.islice(rounds, count):
         await traffic.messages(rng.randint(1, MESSAGES_BETWEEN))
-        victim = rng.choice(VICTIMS)
         if victim == SERVER:
             made.kills[SERVER] += 1
             await server.kill_and_restart()

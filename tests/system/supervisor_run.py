@@ -24,7 +24,7 @@ QUIET: dict[str, Any] = {"heartbeat_s": 0.3, "heartbeat_limit_s": 5.0, "backoff_
 
 
 def write_config(folder: Path, stub: dict[str, str], **sections: Any) -> Path:
-    """A configuration of three actors (checkpoint-0, source-0, trainer-0) that passes every check."""
+    """A configuration of four actors (checkpoint-0, source-0, trainer-0, janitor-0) that passes every check."""
     model = folder / "model"
     model.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
