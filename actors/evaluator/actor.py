@@ -21,8 +21,8 @@ from physarum.actors.evaluator.evaluation import Evaluation
 from physarum.actors.evaluator.problems import load_problems
 from physarum.actors.evaluator.watching import Watch, within
 from physarum.actors.runtime import Actor
-from physarum.actors.source.waiting import unless_draining
 from physarum.actors.states import EvalScore
+from physarum.actors.waiting import unless_draining
 from physarum.bus.errors import WrongSequenceError
 
 _log = logging.getLogger(__name__)

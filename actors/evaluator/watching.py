@@ -8,8 +8,8 @@ from typing import Final
 
 from physarum.actors import states
 from physarum.actors.context import Context
-from physarum.actors.source.waiting import anything, until
 from physarum.actors.states import Head, TrainerDone
+from physarum.actors.waiting import anything, until
 from physarum.bus.errors import RecordError
 from physarum.bus.presence import Heartbeat, Roster
 from physarum.bus.register import Register

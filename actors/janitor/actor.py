@@ -14,10 +14,10 @@ from typing import ClassVar, Final
 
 from nats.aio.msg import Msg
 
+from physarum.actors.leadership import leading
 from physarum.actors.runtime import Actor
-from physarum.actors.source.waiting import unless_draining
+from physarum.actors.waiting import unless_draining
 from physarum.bus.claims import ClaimRecord, claim_key
-from physarum.bus.lease import acquire
 from physarum.bus.presence import Roster
 from physarum.bus.register import Register
 
@@ -35,16 +35,9 @@ class JanitorActor(Actor):
 
     async def run(self) -> None:
         self.become("standby")
-        lease = await unless_draining(
-            self.context,
-            acquire(self.context.endpoint, self.bus, self.publisher, "janitor", self.context.identity.instance),
-        )
-        if lease is None:
-            return
-        try:
-            await unless_draining(self.context, self._watch())
-        finally:
-            await lease.release()
+        async with leading(self.context, "janitor") as lease:
+            if lease is not None:
+                await unless_draining(self.context, self._watch())
 
     async def _watch(self) -> None:
         claims: Register[ClaimRecord] = Register(self.bus, self.publisher, "claims", ClaimRecord)

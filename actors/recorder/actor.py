@@ -21,15 +21,15 @@ import xxhash
 
 from physarum.actors import states
 from physarum.actors.context import Context
+from physarum.actors.leadership import leading
 from physarum.actors.recorder.counting import Count
 from physarum.actors.runtime import Actor
-from physarum.actors.source.waiting import unless_draining
 from physarum.actors.trainer.exhaustion import Exhaustion
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.recovery import recover
+from physarum.actors.waiting import unless_draining
 from physarum.bus import ledger
-from physarum.bus.errors import LeaseLostError
-from physarum.bus.lease import Lease, acquire
+from physarum.bus.lease import Lease
 from physarum.bus.ledger import Ledger, RollbackRecord
 from physarum.bus.log import LogReader
 from physarum.bus.version import Version
@@ -50,35 +50,13 @@ class RecorderActor(Actor):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._lost = asyncio.Event()
         self._count = Count(self.config)
 
     async def run(self) -> None:
         self.become("standby")
-        lease = await unless_draining(self.context, self._acquire())
-        if lease is None:
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self._end_when_lost(lease), name="trainer lease")
+        async with leading(self.context, "trainer") as lease:
+            if lease is not None:
                 await self._record(lease)
-                watch.cancel()
-        finally:
-            await lease.release()
-
-    async def _acquire(self) -> Lease:
-        loop = asyncio.get_running_loop()
-
-        def lost() -> None:
-            loop.call_soon_threadsafe(self._lost.set)
-
-        owner = self.context.identity.instance
-        return await acquire(self.context.endpoint, self.bus, self.publisher, "trainer", owner, on_lost=lost)
-
-    async def _end_when_lost(self, lease: Lease) -> None:
-        await self._lost.wait()
-        lease.check()
-        raise LeaseLostError("the trainer's lease was lost; this recorder must stop")
 
     async def _record(self, lease: Lease) -> None:
         done = self.context.run_register(states.TrainerDone)

@@ -21,7 +21,7 @@ from physarum.actors.reward.errors import HookTimeoutError
 from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.values import apply_reward
 from physarum.actors.runtime import Actor
-from physarum.actors.source.waiting import unless_draining
+from physarum.actors.waiting import unless_draining
 from physarum.actors.wire import ExecutionStream, publish_execution, read_execution
 from physarum.bus.codec import encode
 from physarum.bus.errors import BlobAlteredError, BlobMissingError, CodecError

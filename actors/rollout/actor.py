@@ -150,7 +150,9 @@ class Episodes:
             await delivery.give_back()
             raise
         except TimeoutError:
-            await self._fail(delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s")
+            await self._fail(
+                delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s"
+            )
         except (AgentError, RecordError, BadHookResultError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - a user's hook may raise anything; it ends this try, by name

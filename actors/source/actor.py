@@ -17,6 +17,7 @@ import msgspec
 
 from physarum.actors import states
 from physarum.actors.context import Context
+from physarum.actors.leadership import leading
 from physarum.actors.runtime import Actor
 from physarum.actors.source.admission import admission_limit, has_room
 from physarum.actors.source.cursor import Picked, RowCursor
@@ -24,11 +25,10 @@ from physarum.actors.source.followers import Followers
 from physarum.actors.source.position import PositionKeeper
 from physarum.actors.source.rows import RowStream, open_rows
 from physarum.actors.source.tasks import check_travels, group_tasks, refill_task, sampling_parameters
-from physarum.actors.source.waiting import anything, unless_draining, until
 from physarum.actors.states import EvalScore, SourcePosition
+from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.wire import publish_task
-from physarum.bus.errors import LeaseLostError
-from physarum.bus.lease import Lease, acquire
+from physarum.bus.lease import Lease
 from physarum.bus.records import Task
 from physarum.configs.data_files import RowError
 
@@ -50,42 +50,23 @@ class SourceActor(Actor):
         self._limit = admission_limit(self.config)
         self._sampling = sampling_parameters(self.config.rollout.sampling)
         self._followers = Followers(context, self._source.name)
-        self._lost = asyncio.Event()
         self._cursor: RowCursor
         self._rows: RowStream
         self._keeper: PositionKeeper
 
     async def run(self) -> None:
         self.become("standby")
-        lease = await unless_draining(self.context, self._acquire())
-        if lease is None:
-            return
-        try:
+        async with leading(self.context, _LEASE) as lease:
+            if lease is None:
+                return
             async with asyncio.TaskGroup() as group:
                 helpers = [
-                    group.create_task(self._end_when_lost(lease), name="source lease"),
                     group.create_task(self._followers.follow_ledger(), name="ledger"),
                     group.create_task(self._followers.follow_dead(), name="dead letters"),
                 ]
                 await self._lead(lease)
                 for helper in helpers:
                     helper.cancel()
-        finally:
-            await lease.release()
-
-    async def _acquire(self) -> Lease:
-        loop = asyncio.get_running_loop()
-
-        def lost() -> None:
-            loop.call_soon_threadsafe(self._lost.set)
-
-        owner = self.context.identity.instance
-        return await acquire(self.context.endpoint, self.bus, self.publisher, _LEASE, owner, on_lost=lost)
-
-    async def _end_when_lost(self, lease: Lease) -> None:
-        await self._lost.wait()
-        lease.check()
-        raise LeaseLostError(f"lease {_LEASE} was lost; this source must stop")
 
     async def _lead(self, lease: Lease) -> None:
         self._keeper = PositionKeeper(self.context, self._source.name, lease)

@@ -3,7 +3,8 @@
 `count`: a group is issued only while issued - disposed + group_size <= (age.bound + 1) * groups_per_batch * group_size
 (staleness control by counting, AReaL, arXiv 2505.24298, eq. 3). Disposed are the tasks whose executions were trained,
 masked or dropped by a surviving step, or that are dead. Tasks are counted, not executions: two executions of one task
-dispose of it once. A rollback brings the tasks of the steps that it voids back under way.
+dispose of it once. A rollback brings the tasks of the steps that it voids back under way; it never goes behind the last
+durable checkpoint, so that what is remembered step by step is only what came after that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from physarum.bus.intervals import IntervalSet
-from physarum.bus.ledger import Numbered, PlanRecord, RollbackRecord, StepRecord
+from physarum.bus.ledger import DurableRecord, Numbered, PlanRecord, RollbackRecord, StepRecord
 from physarum.configs.root import RootConfig
 
 Tasks = dict[int, IntervalSet]
@@ -32,6 +33,7 @@ class Disposals:
         self._source = source
         self._plans: dict[int, Tasks] = {}
         self._steps: list[_Step] = []
+        self._durable: Tasks = {}
         self._dead: Tasks = {}
         self._disposed: Tasks = {}
         self._unnamed = 0
@@ -57,6 +59,8 @@ class Disposals:
             self._add(tasks)
         elif isinstance(record, RollbackRecord):
             self._void(record)
+        elif isinstance(record, DurableRecord):
+            self._settle(record.last_plan)
 
     def dead(self, ordinal: int, attempt: int = 0) -> None:
         """A task of this source that ended in DEAD."""
@@ -75,13 +79,28 @@ class Disposals:
             return
         self._steps = kept
         self._disposed, self._count = {}, self._unnamed
-        for tasks in (self._dead, *(step.tasks for step in kept)):
+        for tasks in (self._dead, self._durable, *(step.tasks for step in kept)):
             self._add(tasks)
 
+    def _settle(self, last_plan: int) -> None:
+        """Steps up to `last_plan` are covered by a checkpoint: none of them will be void."""
+        for step in self._steps:
+            if step.plan <= last_plan:
+                _union(self._durable, step.tasks)
+        self._steps = [step for step in self._steps if step.plan > last_plan]
+        self._plans = {sequence: tasks for sequence, tasks in self._plans.items() if sequence > last_plan}
+
     def _add(self, tasks: Tasks) -> None:
-        for attempt, ordinals in tasks.items():
-            disposed = self._disposed.setdefault(attempt, IntervalSet())
-            self._count += sum(disposed.add(ordinal) for ordinal in ordinals)
+        self._count += _union(self._disposed, tasks)
+
+
+def _union(into: Tasks, tasks: Tasks) -> int:
+    """Adds `tasks`; how many were new."""
+    new = 0
+    for attempt, ordinals in tasks.items():
+        present = into.setdefault(attempt, IntervalSet())
+        new += sum(present.add(ordinal) for ordinal in ordinals)
+    return new
 
 
 def admission_limit(config: RootConfig) -> int | None:

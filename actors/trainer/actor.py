@@ -21,6 +21,7 @@ import xxhash
 from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.errors import UnrecoverableError
+from physarum.actors.leadership import leading
 from physarum.actors.runtime import Actor
 from physarum.actors.trainer import errors as torch_errors
 from physarum.actors.trainer.checkpoints import CheckpointMeta, Checkpoints
@@ -82,32 +83,9 @@ class TrainerActor(Actor):
 
     async def run(self) -> None:
         self.become("standby")
-        held = await self._lease()
-        if held is None:
-            return
-        try:
-            await self._train(held)
-        finally:
-            await held.release()
-
-    async def _lease(self) -> lease.Lease | None:
-        """The trainer's lease, or None when asked to stop before it was free."""
-        loop, me = asyncio.get_running_loop(), asyncio.current_task()
-        assert me is not None
-
-        def lost() -> None:
-            loop.call_soon_threadsafe(me.cancel, "the trainer's lease was lost")
-
-        taking = asyncio.create_task(
-            lease.acquire(self.context.endpoint, self.bus, self.publisher, "trainer", self.context.identity.instance, lost)
-        )
-        stop = asyncio.create_task(self.context.draining.wait())
-        await asyncio.wait({taking, stop}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if taking.done():
-            return taking.result()
-        taking.cancel()
-        return None
+        async with leading(self.context, "trainer") as held:
+            if held is not None:
+                await self._train(held)
 
     async def _train(self, held: lease.Lease) -> None:
         self.become("loading")

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from physarum.actors import states
 from physarum.actors.context import Context
-from physarum.actors.source.waiting import until
 from physarum.actors.states import SourcePosition
+from physarum.actors.waiting import until
 from physarum.bus import log, names
 from physarum.bus.connection import Bus
 from physarum.bus.ledger import RefillRecord

@@ -32,13 +32,20 @@ class Intake:
         """Sequences up to which SAMPLES and DEAD were taken in."""
 
     async def read_samples(self) -> None:
-        """Admits every sample above the cursor that no recorded plan holds, in log order, for ever."""
+        """Admits every sample above the cursor that no recorded plan holds, in log order, for ever.
+
+        What the reader passed over (another run's message) is consumed: it would hold the log's floor for ever.
+        """
         reader = LogReader(self._context.bus, "samples", self._cursor.floor, headers_only=True)
         async with aclosing(reader.batches(self._context.config.bus.fetch_timeout_s)) as batches:
             async for batch in batches:
                 for entry in batch:
                     if entry.sequence not in self._cursor.consumed and entry.sequence not in self._replayed:
                         self._planner.admit(Arrived(entry.sequence, read_header(entry.headers)), time.monotonic())
+                ours = {entry.sequence for entry in batch}
+                for sequence in range(self.samples_through + 1, reader.next_sequence):
+                    if sequence not in ours:
+                        self._cursor.consumed.add(sequence)
                 self.samples_through = reader.next_sequence - 1
                 if batch:
                     self.changed.set()

@@ -66,11 +66,13 @@ class LogSpace:
     async def make(self) -> list[GroupClosedRecord] | None:
         """Makes room, or returns what to record so that there will be; None: take what there is as a smaller batch.
 
-        Raises UnrecoverableError when nothing in the log can be trained.
+        Raises UnrecoverableError when nothing in the log can be trained, and in ordered mode (whose batches are exact).
         """
         if await self._stepper.let_go():
             _log.warning("SAMPLES is full: consumed samples were let go before their time; raise bus.max_store_bytes")
             return []
+        if self._context.config.trainer.ordered:
+            raise self._too_small("ordered mode trains whole batches")
         if self._planner.groups.complete or self._planner.has_drops:
             _log.warning(
                 "SAMPLES is full before a batch is: it holds %d complete groups, trainer.groups_per_batch is %d. A smaller"
@@ -85,10 +87,7 @@ class LogSpace:
     def _without_missing(self) -> GroupClosedRecord:
         closing = self._planner.groups.oldest()
         if closing is None:
-            raise UnrecoverableError(
-                f"SAMPLES is full and holds not one execution that can be trained; bus.max_store_bytes is"
-                f" {self._context.config.bus.max_store_bytes}: raise it, so that the log holds a batch"
-            )
+            raise self._too_small("not one execution in it can be trained")
         _log.warning(
             "SAMPLES is full behind group %s, which goes on without members %s; raise bus.max_store_bytes, or set"
             " groups.deadline_s",
@@ -96,3 +95,10 @@ class LogSpace:
             closing.missing,
         )
         return closing
+
+    def _too_small(self, why: str) -> UnrecoverableError:
+        return UnrecoverableError(
+            f"SAMPLES is full with {self._planner.groups.complete} complete groups, a batch needs"
+            f" {self._context.config.trainer.groups_per_batch} (trainer.groups_per_batch), and {why}. bus.max_store_bytes is"
+            f" {self._context.config.bus.max_store_bytes}: start a run with more, or with a smaller batch"
+        )
