@@ -20,7 +20,6 @@ from physarum.bus.server import EmbeddedServer
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "quickstart.yaml"
-_STEP = re.compile(r"\bstep (\d+)/")
 
 
 class QuickstartRun:
@@ -28,6 +27,8 @@ class QuickstartRun:
 
     def __init__(self, folder: Path, name: str, *overrides: str) -> None:
         self.folder = folder / name
+        # The start model is made by runs of other names, whose steps are not this run's.
+        self._step = re.compile(rf"^{re.escape(name)}: step (\d+)/")
         command = [sys.executable, "-m", "physarum.actors.actorctl", "up", str(CONFIG)]
         self._process = subprocess.Popen(
             [*command, f"run.root={folder}", f"run.name={name}", *overrides],
@@ -41,7 +42,7 @@ class QuickstartRun:
     def read(self, on_step: Callable[[int], None] = lambda step: None) -> int:
         """Reads to the end, calling `on_step` at each step's line; returns the exit status."""
         for line in self._lines():
-            found = _STEP.search(line)
+            found = self._step.search(line)
             if found is not None:
                 on_step(int(found[1]))
         return self._process.wait()
