@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 KEEPALIVE_TIMEOUT_S: Final = 3.0
 _JSON: Final = {"Content-Type": "application/json"}
 _BODY_EXCERPT_CHARS: Final = 500
+_ROUTER_GRACE_S: Final = 0.2
+"""Beyond its deadline, for a router to say by itself why there is no engine."""
 
 # (engine, reported label, submitted at, answered at: Unix seconds) -> the oldest label the tokens may hold.
 OldestVersion = Callable[[EngineRef, str, float, float], str]
@@ -163,7 +165,7 @@ class EngineClient:
 
     async def _pick(self, held: Held, retries: Retries) -> EngineRef:
         try:
-            async with asyncio.timeout(retries.remaining_s):
+            async with asyncio.timeout(retries.remaining_s + _ROUTER_GRACE_S):
                 return await self._router.pick(retries.remaining_s, self._pin)
         except (NoEngineError, TimeoutError) as error:
             raise self._unavailable(held, retries, f"no engine was free: {error}") from error

@@ -14,7 +14,7 @@ import msgspec
 from physarum.bus import log, names
 from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
-from physarum.bus.errors import LeaseLostError, WrongSequenceError
+from physarum.bus.errors import LeaseLostError, StreamFullError, WrongSequenceError
 from physarum.bus.log import LogEntry, LogReader
 from physarum.bus.publisher import Publisher
 from physarum.bus.version import Fork
@@ -186,7 +186,11 @@ class Ledger:
         self.last_sequence = last_sequence
 
     async def append(self, record: LedgerRecord) -> int:
-        """Appends and returns the record's sequence. Raises LeaseLostError when somebody else has written since."""
+        """Appends and returns the record's sequence.
+
+        Raises LeaseLostError when somebody else has written since, StreamFullError when the ledger has no room: nothing
+        ever takes records away, so waiting would not help.
+        """
         expected = self.last_sequence
         try:
             ack = await self._publisher.publish(
@@ -194,7 +198,13 @@ class Ledger:
                 encode(record),
                 message_id=f"ledger/{self._epoch}/{expected + 1}",
                 expect_last_sequence=expected,
+                wait_when_full=False,
             )
+        except StreamFullError as error:
+            raise StreamFullError(
+                f"the ledger is full after record {expected} ({error}); it keeps every plan and step of the run in its share"
+                " of bus.max_store_bytes: fork the run into one with more (actorctl fork)"
+            ) from error
         except WrongSequenceError as error:
             raise LeaseLostError(
                 f"the ledger moved past record {expected} while epoch {self._epoch} was writing: another trainer took over."

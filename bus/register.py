@@ -11,7 +11,7 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -20,8 +20,8 @@ from physarum.bus import names
 from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
 from physarum.bus.direct import last_of
-from physarum.bus.errors import NotStoredError, WrongSequenceError
-from physarum.bus.names import StreamKey
+from physarum.bus.errors import ForeignRunError, NotStoredError, WrongSequenceError
+from physarum.bus.names import RUN_HEADER, StreamKey
 from physarum.bus.publisher import Publisher
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -46,12 +46,16 @@ class Register(Generic[T]):
         return names.subject(self._bus.run, self._key, *tokens)
 
     async def get(self, *tokens: str) -> Entry[T]:
-        """The current value, or Entry(None, 0). Read on the stream's leader: a follower may not have it yet."""
+        """The current value, or Entry(None, 0). Read on the stream's leader: a follower may not have it yet.
+
+        Raises ForeignRunError when another run wrote it.
+        """
         try:
             reply = await self._bus.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self.subject(*tokens)})
         except NotStoredError:
             return Entry(None, 0)
         message = reply["message"]
+        self._refuse_foreign(message)
         data = base64.b64decode(message.get("data", ""))
         # A message without a body marks a deletion; the next writer must still name its revision.
         return Entry(decode(data, self._kind) if data else None, int(message["seq"]))
@@ -59,7 +63,19 @@ class Register(Generic[T]):
     async def entries(self, *prefix: str) -> list[T]:
         """Every value whose key begins with `prefix`."""
         found = await last_of(self._bus, self._stream, self.subject(*prefix) + ".>")
-        return [decode(message.data, self._kind) for message in found if message.data]
+        return [
+            decode(message.data, self._kind)
+            for message in found
+            if message.data and self._bus.accept(message.headers, RUN_HEADER)
+        ]
+
+    def _refuse_foreign(self, stored: dict[str, Any]) -> None:
+        headers = _headers(base64.b64decode(stored.get("hdrs", "")))
+        if not self._bus.accept(headers, RUN_HEADER):
+            raise ForeignRunError(
+                f"{stored['subject']} was written by run {headers.get(RUN_HEADER)!r}, expected {self._bus.run!r}: end the"
+                " process that uses this run's subjects, and give its run a name of its own"
+            )
 
     async def put(self, value: T, *tokens: str, ttl_s: int | None = None, deadline_s: float | None = 10.0) -> int:
         """Writes without condition and returns the revision."""
@@ -98,6 +114,12 @@ class Register(Generic[T]):
             relay.cancel()
             if not self._bus.client.is_closed:
                 await subscription.unsubscribe()
+
+
+def _headers(block: bytes) -> dict[str, str]:
+    """A stored header block: the protocol's line, then `Name: value` lines."""
+    lines = (line.partition(":") for line in block.decode().split("\r\n")[1:] if line)
+    return {name: value.strip() for name, _, value in lines}
 
 
 async def _set_on_reconnect(bus: Bus, changed: asyncio.Event) -> None:

@@ -78,7 +78,9 @@ class ChainedWorld:
 
     def step(self, sequences: Sequence[TrainSequence], lr: float | None = None) -> StepResult:
         self.gate.wait(DEADLINE_S)
-        self.weights = chained(self.weights, [sequence.token_ids[: len(tokens_of(0))].tolist() for sequence in sequences])
+        self.weights = chained(
+            self.weights, [sequence.token_ids[: len(tokens_of(0))].tolist() for sequence in sequences]
+        )
         tokens = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
         return StepResult(
             loss=0.0, grad_norm=0.0, tokens_trained=tokens, sequences=len(sequences), metrics={}, seconds=0.0

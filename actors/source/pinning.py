@@ -10,19 +10,19 @@ from physarum.bus.ledger import Numbered, RollbackRecord, StepRecord
 
 
 class Numbers:
-    """The weights' number after each surviving step. Fed in the order of LEDGER."""
+    """(Sequence of its plan, number of the weights after it) of each surviving step. Fed in the order of LEDGER."""
 
     def __init__(self) -> None:
-        self._steps: list[StepRecord] = []
+        self._steps: list[tuple[int, int]] = []
 
     @property
     def current(self) -> int:
         """After the last surviving step; 0 before the first."""
-        return self._steps[-1].number if self._steps else 0
+        return self._steps[-1][1] if self._steps else 0
 
     def record(self, item: Numbered) -> None:
         record = item.record
         if isinstance(record, StepRecord):
-            self._steps.append(record)
+            self._steps.append((record.plan, record.number))
         elif isinstance(record, RollbackRecord):
-            self._steps = [step for step in self._steps if step.plan <= record.last_plan]
+            self._steps = [step for step in self._steps if step[0] <= record.last_plan]

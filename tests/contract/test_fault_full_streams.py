@@ -11,8 +11,11 @@ import pytest
 from bus_fixture import small_config
 from fault_line import ChainedWorld, line
 
-from physarum.bus import layout, log, names
+from physarum.actors.errors import UnrecoverableError
+from physarum.bus import layout, ledger, log, names
 from physarum.bus.connection import Bus
+from physarum.bus.errors import StreamFullError
+from physarum.bus.ledger import RollbackRecord
 from physarum.bus.names import StreamKey
 from physarum.bus.publisher import Publisher
 from physarum.configs.bus import BusConfig
@@ -72,6 +75,30 @@ async def test_a_log_smaller_than_the_way_to_the_next_checkpoint_does_not_lock_u
     async with line(tmp_path, bus, publisher, *STORE, *LARGE, "trainer.checkpoint_every=1000") as run:
         await run.done()
         await run.check(Counter((ordinal, 0) for ordinal in range(2 * ROWS)))
+
+
+async def test_a_full_ledger_is_named_and_not_waited_for(bus: Bus, publisher: Publisher) -> None:
+    """Nothing trims the ledger: a trainer that waited would wait for ever."""
+    await bus.api(
+        f"STREAM.UPDATE.{names.stream(bus.run, 'ledger')}",
+        {**(await bus.api(f"STREAM.INFO.{names.stream(bus.run, 'ledger')}"))["config"], "max_bytes": 300},
+    )
+    book = ledger.Ledger(bus, publisher, 0, 1)
+    await book.append(RollbackRecord(old_epoch=0, new_epoch=1, fork=0))
+    with pytest.raises(StreamFullError, match=r"the ledger is full after record 1 .*bus.max_store_bytes"):
+        await book.append(RollbackRecord(old_epoch=1, new_epoch=2, fork=0))
+    assert book.last_sequence == 1
+
+
+async def test_ordered_mode_names_a_log_that_cannot_hold_a_batch(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """A smaller batch would be another run's result: both numbers are named instead."""
+    ordered = ["trainer.ordered=true", "age.bound=0", "trainer.groups_per_batch=100", "age.admission=count"]
+    with pytest.raises(ExceptionGroup) as caught:
+        async with line(tmp_path, bus, publisher, *STORE, *LARGE, *ordered) as run:
+            await run.done()
+    assert caught.group_contains(UnrecoverableError, match=r"complete groups, a batch needs 100 .*max_store_bytes is")
 
 
 async def test_a_slow_sibling_behind_a_full_log_does_not_lock_up(

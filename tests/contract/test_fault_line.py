@@ -16,6 +16,7 @@ from physarum.actors.wire import read_header
 from physarum.bus import ledger, log, names
 from physarum.bus.connection import Bus
 from physarum.bus.ledger import GroupClosedRecord
+from physarum.bus.names import RUN_HEADER
 from physarum.bus.publisher import Publisher
 
 pytestmark = pytest.mark.timeout(60)
@@ -129,9 +130,7 @@ async def test_a_task_that_raised_is_trained_exactly_once_later(tmp_path: Path, 
     assert (made.dead, made.duplicates) == (0, 0)
 
 
-async def test_turning_the_sinks_off_does_not_turn_training_off(
-    tmp_path: Path, bus: Bus, publisher: Publisher
-) -> None:
+async def test_turning_the_sinks_off_does_not_turn_training_off(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
     """Without a stream for metrics and without logs the same samples are trained."""
     await bus.api(f"STREAM.DELETE.{names.stream(bus.run, 'metrics')}")
     logging.disable(logging.CRITICAL)
@@ -145,6 +144,20 @@ async def test_turning_the_sinks_off_does_not_turn_training_off(
             f"STREAM.CREATE.{names.stream(bus.run, 'metrics')}",
             {"name": names.stream(bus.run, "metrics"), "subjects": [names.all_subjects(bus.run, "metrics")]},
         )
+
+
+async def test_a_strangers_sample_is_counted_and_holds_up_nothing(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """Another run's message lies first in our log: it is passed over, and the log is trimmed all the same."""
+    stranger = names.subject(bus.run, "samples", "train", "x")
+    await bus.client.publish(stranger, b"\x80", headers={RUN_HEADER: "another"})
+    await bus.flush()
+    async with line(tmp_path, bus, publisher, "trainer.checkpoint_every=1") as run:
+        await run.done()
+        await run.check(each_once(*range(40)))
+    assert bus.foreign_messages >= 1
+    assert (await log.state(bus, "samples")).first > 1
 
 
 async def test_what_was_recorded_outlives_every_version(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
