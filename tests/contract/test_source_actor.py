@@ -15,8 +15,8 @@ from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.source.actor import SourceActor
 from physarum.actors.source.errors import UnusableSourceError
-from physarum.actors.waiting import until
 from physarum.actors.states import EvalScore, SourcePosition
+from physarum.actors.waiting import until
 from physarum.bus import log, names
 from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
