@@ -32,6 +32,7 @@ from physarum.bus.errors import (
     StreamFullError,
     WrongSequenceError,
 )
+from physarum.bus.gate import Gate, Turn
 from physarum.bus.names import MESSAGE_ID_HEADER, RUN_HEADER
 
 _log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Publisher:
         self._prefix = bus.client.new_inbox() + "."
         self._tokens = itertools.count()
         self._waiting: dict[str, asyncio.Future[PubAck]] = {}
+        self._gates: dict[str, Gate] = {}
         self.stats = PublishStats()
 
     async def start(self) -> Publisher:
@@ -124,13 +126,19 @@ class Publisher:
 
     async def _in_window(self, subject: str, data: bytes, headers: dict[str, str], wait_when_full: bool) -> PubAck:
         await self._enter(len(data))
+        gate = self._gates.setdefault(".".join(subject.split(".")[:3]), Gate())
         try:
-            return await self._until_stored(subject, data, headers, wait_when_full)
+            with gate.turn() as turn:
+                return await self._until_stored(subject, data, headers, gate, turn, wait_when_full)
         finally:
             self._leave(len(data))
 
-    async def _until_stored(self, subject: str, data: bytes, headers: dict[str, str], wait_when_full: bool) -> PubAck:
+    async def _until_stored(
+        self, subject: str, data: bytes, headers: dict[str, str], gate: Gate, turn: Turn, wait_when_full: bool
+    ) -> PubAck:
         for attempt in itertools.count():
+            if wait_when_full:
+                await gate.wait(turn)
             try:
                 ack = await self._attempt_once(subject, data, headers)
                 self.stats.published += 1
@@ -143,6 +151,8 @@ class Publisher:
                 if attempt == 0:
                     _log.info("publishing to %s waits: %s", subject, error)
                 await self._tell_full(subject)
+                if not gate.full(turn):
+                    continue
             except _NoAnswer as error:
                 self.stats.retried += 1
                 _log.debug("publishing %s again: %s", subject, error)
