@@ -6,7 +6,7 @@ import pytest
 
 from tests.bench import chaos
 
-pytestmark = [pytest.mark.chaos, pytest.mark.bench, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.bench, pytest.mark.timeout(300)]
 
 
 async def test_an_ordered_run_that_is_killed_again_and_again_ends_with_the_same_bits() -> None:
