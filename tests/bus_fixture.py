@@ -78,10 +78,18 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerReco
     # A loop of its own, set nowhere: tests run theirs beside it.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         record = runner.run(server.ensure())
+        runner.run(_hold_store(record))
         try:
             yield record
         finally:
             runner.run(server.stop())
+
+
+async def _hold_store(record: ServerRecord) -> None:
+    """A stream that stays: a server whose last stream is deleted removes its folders, beside the next one's creation."""
+    made = await connect(record.url, "anchor")
+    await made.client.jetstream().add_stream(name="anchor", subjects=["anchor"])
+    await made.close()
 
 
 @pytest.fixture
