@@ -101,7 +101,7 @@ def build(facts: Facts, tally: Tally, closed: Account) -> dict[str, Any]:
     return {
         "reward_start": facts.eval_start.score if facts.eval_start else None,
         "reward_end": facts.eval_end.score if facts.eval_end else None,
-        "steps": len(steps),
+        "steps": sum(step.changed for step in steps),
         "versions": len(tally.versions) or None,
         "seconds": _rounded(seconds),
         "setup_seconds": _setup(facts.start_model, tally),
