@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from quickstart_run import QuickstartRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
 STEPS = 20
 BATCH = 16 * 8
