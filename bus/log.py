@@ -71,11 +71,12 @@ class LogReader:
     """Follows one log from sequence `start`. Use `batches()`; `next_sequence` is where it will read on."""
 
     def __init__(self, bus: Bus, key: StreamKey, start: int = 1, *, headers_only: bool = False) -> None:
-        self._bus = bus
+        self._bus, self._key = bus, key
         self._stream = names.stream(bus.run, key)
         self._headers_only = headers_only
         self.next_sequence = max(1, start)
         self._name = ""
+        self._withheld = 0
         self._replaced = bus.reconnections()
 
     async def batches(self, wait_s: float = 5.0) -> AsyncGenerator[list[LogEntry], None]:
@@ -99,8 +100,10 @@ class LogReader:
             messages = await puller.fetch(_BATCH, wait_s)
             entries = [self._checked(message) for message in messages]
             yield [entry for entry in entries if entry is not None]
-            if not messages and not await self._exists():
-                return
+            if not messages:
+                await self._check_silence()
+                if not await self._exists():
+                    return
 
     async def _consumer(self) -> Puller:
         config = {
@@ -126,6 +129,19 @@ class LogReader:
                 if self._bus.client.is_connected:
                     continue
                 await restored.wait()
+
+    async def _check_silence(self) -> None:
+        """Raises LogGapError when the log holds more, and twice nothing of it came: the server cannot read its store."""
+        with contextlib.suppress(BusUnreachableError):
+            last = (await state(self._bus, self._key)).last
+            if last < self.next_sequence:
+                return
+            if self._withheld == self.next_sequence:
+                raise LogGapError(
+                    f"{self._stream}: the server has messages up to {last} and gives none from {self.next_sequence} on:"
+                    " its store cannot be read there, or they were trimmed. Restore the store from a copy of the run folder"
+                )
+            self._withheld = self.next_sequence
 
     async def _exists(self) -> bool:
         try:

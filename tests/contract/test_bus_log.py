@@ -94,6 +94,20 @@ async def publish_rest(publisher: Publisher, bus: Bus) -> None:
         await publisher.publish(names.subject(bus.run, "samples", "p1"), b"%d" % number, message_id=f"late/{number}")
 
 
+async def test_an_unreadable_end_of_a_log_is_an_error_not_a_silence(own_server: OwnServer, own_bus: Bus) -> None:
+    publisher = await Publisher(own_bus).start()
+    await publish_many(publisher, own_bus.run, "samples", 5)
+    await own_server.server.stop()
+    own_server.server.seal_path.unlink()  # as a crash leaves it, and as the seal's own remedy says
+    (block,) = own_server.server.seal_path.parent.glob("store/jetstream/*/streams/*_SAMPLES/msgs/1.blk")
+    stored = bytearray(block.read_bytes())
+    stored[-9] ^= 255  # the last message's body or checksum
+    block.write_bytes(stored)
+    await own_server.start()
+    with pytest.raises(LogGapError, match="messages up to 5 and gives none from 5 on"):
+        await read(LogReader(own_bus, "samples"), 5, wait_s=0.2)
+
+
 async def test_a_reader_whose_consumer_expired_makes_another(bus: Bus, publisher: Publisher) -> None:
     await publish_many(publisher, bus.run, "samples", 3)
     reader = LogReader(bus, "samples")
