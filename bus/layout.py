@@ -44,7 +44,7 @@ _UNWATCHED: Final = ("presence", "claims")
 _REGISTERS: Final[tuple[StreamKey, ...]] = ("weights", "run")
 
 
-def stream_configs(run: str, config: BusConfig, replicas: int = 1) -> list[StreamConfig]:
+def stream_configs(run: str, config: BusConfig) -> list[StreamConfig]:
     """The streams of one run. Durable ones share `bus.max_store_bytes`; registers hold one message per key."""
     durable = [_log(run, key, _log_bytes(key, config)) for key in _LOGS]
     queues = [_queue(run, key, config) for key in _QUEUES]
@@ -52,7 +52,7 @@ def stream_configs(run: str, config: BusConfig, replicas: int = 1) -> list[Strea
     registers += [_register(run, key, expiring=False) for key in _REGISTERS]
     streams = [*queues, *durable, *registers, _metrics(run)]
     for stream in streams:
-        stream.num_replicas = replicas
+        stream.num_replicas = config.replicas
     return streams
 
 
@@ -63,11 +63,11 @@ def consumer_configs(config: BusConfig) -> list[tuple[StreamKey, ConsumerConfig]
     return [(key, worker) for key, worker in (*tasks, *episodes) if key in _QUEUES]  # narrow the literal type
 
 
-async def create(bus: Bus, config: BusConfig, replicas: int = 1) -> None:
+async def create(bus: Bus, config: BusConfig) -> None:
     """Creates what is missing; existing streams of the same run are kept. Raises BusRefusedError when they differ."""
     context = bus.client.jetstream(timeout=bus.timeout_s)
     try:
-        for stream in stream_configs(bus.run, config, replicas):
+        for stream in stream_configs(bus.run, config):
             await context.add_stream(stream)
         for key, consumer in consumer_configs(config):
             consumer.filter_subject = names.subject(bus.run, key, str(consumer.filter_subject)) + ".>"

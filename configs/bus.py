@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,8 @@ class BusConfig(Section):
     fetch_timeout_s: Seconds = 5.0
     inline_limit_bytes: Annotated[int, Field(ge=1, le=_MIB)] = 256 << 10
     """Payloads above this travel by reference; NATS refuses messages above 1 MiB by default."""
+    replicas: Literal[1, 3, 5] = 1
+    """Servers of a cluster that keep each stream; a message is stored when most of them have it. Needs `url`."""
     max_store_bytes: Bytes = 4 * _GIB
     """Disk that all streams together may take."""
     tasks_max_bytes: Bytes = 64 * _MIB

@@ -43,6 +43,14 @@ def _objective(config: RootConfig) -> Iterator[_Finding]:
         yield ("source", "group_size"), found, "a group of at least 2", remedy
 
 
+def _replicas(config: RootConfig) -> Iterator[_Finding]:
+    """The embedded server is one server."""
+    if config.bus.url is None and config.bus.replicas > 1:
+        found = f"`bus.replicas: {config.bus.replicas}` without `bus.url`"
+        remedy = "set `bus.url` to the servers of a cluster (docs/external-bus.md), or `bus.replicas: 1`"
+        yield ("bus", "replicas"), found, "1 with the embedded server", remedy
+
+
 def _recording(config: RootConfig) -> Iterator[_Finding]:
     """Nothing is disposed of where nothing is trained: counting admission would stop after the first batches."""
     if config.trainer.record_only and config.age.admission == "count":
@@ -171,6 +179,7 @@ def _supervision(config: RootConfig) -> Iterator[_Finding]:
 
 _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _objective,
+    _replicas,
     _recording,
     _off_policy,
     _ordered,

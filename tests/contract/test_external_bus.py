@@ -240,9 +240,10 @@ def cluster(variables: dict[str, str], tmp_path: Path) -> Iterator[list[Server]]
 async def test_cluster_keeps_what_it_acknowledged_when_a_server_is_killed(
     cluster: list[Server], settings: Callable[..., BusConfig]
 ) -> None:
-    config = settings(url=",".join(f"tls://127.0.0.1:{server.port}" for server in cluster), request_timeout_s=20.0)
+    url = ",".join(f"tls://127.0.0.1:{server.port}" for server in cluster)
+    config = settings(url=url, request_timeout_s=20.0, replicas=3)
     bus = await connect(config, deadline_s=20.0)
-    await layout.create(bus, config, replicas=3)
+    await layout.create(bus, config)
     publisher = await Publisher(bus).start()
     stream = names.stream(RUN, "samples")
     for key in range(20):

@@ -35,6 +35,7 @@ def load(folder: Path, *words: str) -> RootConfig:
         (["engines=null", "engines={}"], ["no `engines`", "`trainer.objective: sft`"]),
         (["rollout.generate="], ["no `rollout.generate`", "`trainer.objective: grpo`"]),
         (["reward.hook="], ["no `reward.hook`"]),
+        (["bus.replicas=3"], ["`bus.replicas: 3` without `bus.url`", "docs/external-bus.md"]),
         (["trainer.ordered=true"], ["`age.bound: 2` with `trainer.ordered: true`", "set `age.bound: 0`"]),
         (["source.group_size=1"], ["`source.group_size: 1` with `trainer.objective: grpo`"]),
         (
