@@ -10,8 +10,11 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+
+from physarum.actors.trainer.errors import StateNotWritten
 
 SHARD_BYTES = 2 << 30
 """Size of one safetensors file."""
@@ -22,7 +25,7 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msg
 def write_hf_folder(start: Path, target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Fill `target` (created if missing) with `tensors` and the other files of `start`; all is flushed to disk.
 
-    No two tensors may share storage.
+    No two tensors may share storage. Raises OSError when it cannot be written; the folder is then incomplete.
     """
     target.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}
@@ -30,7 +33,7 @@ def write_hf_folder(start: Path, target: Path, tensors: Iterable[tuple[str, Tens
     total, dtype = 0, ""
     for shard in _shards(tensors):
         path = target / f"part-{len(shards) + 1:05d}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
+        _save(shard, path)
         weight_map |= dict.fromkeys(shard, path.name)
         total += sum(tensor.nbytes for tensor in shard.values())
         dtype = str(next(iter(shard.values())).dtype).removeprefix("torch.")
@@ -46,6 +49,13 @@ def write_hf_folder(start: Path, target: Path, tensors: Iterable[tuple[str, Tens
     for path in target.iterdir():
         if path.is_file():
             _flush(path)
+
+
+def _save(shard: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(shard, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # its words for a full disk
+        raise StateNotWritten(f"{path} cannot be written ({error}); expected room and a writable folder") from error
 
 
 def _shards(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

@@ -51,6 +51,7 @@ class Publication:
         self.debt = 0
         self.published = 0
         self.last: Version | None = None
+        self._obstacle = "no checkpoint actor has announced itself"
 
     @property
     def idle(self) -> bool:
@@ -70,7 +71,7 @@ class Publication:
                 await self._idle.wait()
         except TimeoutError as error:
             raise ServiceUnreachableError(
-                f"the last version was not published within {timeout_s:g} s: is a checkpoint actor running?"
+                f"the last version was not published within {timeout_s:g} s: {self._obstacle}; see `actorctl ps`"
             ) from error
 
     async def run(self) -> None:
@@ -118,6 +119,7 @@ class Publication:
             try:
                 manifest = await _unless_moved(sending, services, urls[0])
             except ServiceUnreachableError as error:
+                self._obstacle = str(error)
                 _log.warning("%s is not published yet: %s", offer.version, error)
                 continue
             if manifest is not None:

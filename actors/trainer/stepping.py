@@ -10,8 +10,9 @@ import asyncio
 import os
 import shutil
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from physarum.actors import states
 from physarum.actors.trainer.batch import StepResult, TrainSequence
@@ -34,6 +35,8 @@ from physarum.weightsync.publisher import Snapshot
 
 if TYPE_CHECKING:
     from physarum.actors.trainer.actor import TrainerActor
+
+T = TypeVar("T")
 
 _PUBLISH_TIMEOUT_S: Final = 120.0
 
@@ -186,11 +189,18 @@ class Stepper:
         return Snapshot.take(self.world.export(), self._config.checkpoint.chunk_bytes)
 
     async def export(self, target: Path) -> None:
-        """Writes the weights as a Hugging Face folder: aside, then renamed over what is there."""
+        """Writes the weights as a Hugging Face folder: aside, then renamed over what is there; waits for a full disk."""
+        await self._when_room(target.parent, "the model", lambda: self._export(target))
+
+    async def _export(self, target: Path) -> None:
         aside = target.with_name(f".{target.name}-writing")
         await asyncio.to_thread(_make_room, aside)
         limit_s = self._config.trainer.step_timeout_s
-        await self._actor.torch.run(lambda: self.world.save_hf(aside), limit_s, "writing the model")
+        try:
+            await self._actor.torch.run(lambda: self.world.save_hf(aside), limit_s, "writing the model")
+        except OSError:
+            await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)  # others need the room that it takes
+            raise
         await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
         await asyncio.to_thread(os.replace, aside, target)
 
@@ -198,7 +208,7 @@ class Stepper:
         """Makes the present state durable, records it, and trims what no kept checkpoint needs."""
         if self._durable is not None and self._steps == self._durable_steps:
             return self._durable
-        digest, folder = await self._written()
+        digest, folder = await self._when_room(self._actor.checkpoints.folder, "a checkpoint", self._write)
         durable = DurableRecord(
             epoch=self._lease.token,
             number=self.number,
@@ -219,21 +229,21 @@ class Stepper:
             return True
         return await self._retention.release()
 
-    async def _written(self) -> tuple[str, Path]:
-        """(digest, folder) of the present state on disk; waits while the disk is full, and the old checkpoint stays."""
+    async def _when_room(self, folder: Path, what: str, write: Callable[[], Awaitable[T]]) -> T:
+        """What `write` returns; while the disk of `folder` is full it waits, and what was there before stays."""
         while True:
             self._lease.check()
             try:
-                return await self._write()
+                return await write()
             except OSError as error:
-                if not room.is_full(error) or not await self._room():
+                if not room.is_full(error) or not await self._room(folder, what):
                     raise
 
-    async def _room(self) -> bool:
-        """Waits, in a state of its own, for room on the checkpoints' disk; False when asked to drain."""
+    async def _room(self, folder: Path, what: str) -> bool:
+        """Waits, in a state of its own, for room on a disk; False when asked to drain."""
         before = self._actor.state
         self._actor.become("waiting for room on the disk")
-        found = await room.until_room(self._actor.checkpoints.folder, "a checkpoint", self._context.draining)
+        found = await room.until_room(folder, what, self._context.draining)
         if found:
             self._actor.become(before)
         return found

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import bad_input
 import pytest
+import torch
 from bad_input import NAME, actorctl, configuration, write
+
+from physarum.actors.trainer.hf_folder import write_hf_folder
+from physarum.bus import room
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -98,6 +102,16 @@ def test_a_full_disk_in_the_middle_of_a_commit_leaves_the_old_checkpoint_and_is_
     finally:
         bad_input.end_processes_of(folder)
         subprocess.run(["umount", "-l", str(checkpoints)], check=True)
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_known_as_a_full_disk(folder: Path) -> None:
+    """The trainer waits for room on this error, whichever library met it."""
+    start = folder / "start"
+    start.mkdir()
+    (start / "config.json").write_text("{}")
+    with pytest.raises(OSError) as met:
+        write_hf_folder(start, folder / "runs" / "model", [("w", torch.zeros(DISK_BYTES // 4 + 1))])
+    assert room.is_full(met.value)
 
 
 def test_a_disk_that_is_full_from_the_start_is_refused(folder: Path) -> None:
