@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import aiohttp
 import numpy as np
+import numpy.typing as npt
 
 from physarum.agents.engine_wire import Reply, build_request, parse_reply
 from physarum.agents.errors import (
@@ -37,6 +38,7 @@ from physarum.agents.errors import (
     OffPinError,
 )
 from physarum.agents.held import Held, check_sampling
+from physarum.agents.journal import Journal
 from physarum.agents.meter import BusyMeter
 from physarum.agents.protocols import Generation, TokenIds, Tokenizer
 from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
@@ -95,6 +97,7 @@ class EngineClient:
         self._rng = rng or random.Random()
         self._rid_prefix = ""
         self._pin: int | None = None
+        self.journal: Journal | None = None
         self.meter = meter or BusyMeter()
         self.flaws: Counter[str] = Counter()
         self.retried: Counter[str] = Counter()
@@ -110,12 +113,14 @@ class EngineClient:
     def for_task(self, task: Task) -> EngineClient:
         """A view whose defaults are ours with the task's sampling laid over; meter and counters stay shared.
 
-        A task that is pinned is served by its weights alone, token for token.
+        A task that is pinned is served by its weights alone, token for token. What interrupted runs of the task generated
+        is handed out again; `journal.begun()` is what this run has so far.
         """
         view = copy.copy(self)
         view._sampling = {**self._sampling, **task.sampling}
         view._rid_prefix = f"{task.id}:"
         view._pin = task.pin
+        view.journal = Journal(task.begun)
         return view
 
     async def generate(
@@ -129,17 +134,22 @@ class EngineClient:
         params = {**self._sampling, **(sampling or {})}
         if max_new_tokens is not None:
             params["max_new_tokens"] = max_new_tokens
-        held = Held(np.asarray(token_ids, dtype=np.int32), check_sampling(params))
+        held = self._open(np.asarray(token_ids, dtype=np.int32), check_sampling(params))
         retries = Retries(self._retry, self._rng)
-        while True:
+        while not held.finished:
             try:
                 reply = await self._send(held, retries)
             except (EngineFailedError, OffPinError, aiohttp.ClientError, TimeoutError) as error:
                 await self._retry_later(held, retries, error)
                 continue
-            if held.finished or not self._resume:
-                return held.generation()
-            await self._resume_later(held, retries, reply)
+            if not held.finished and not self._resume:
+                break
+            if not held.finished:
+                await self._resume_later(held, retries, reply)
+        return held.generation()
+
+    def _open(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any]) -> Held:
+        return Held(prompt, sampling) if self.journal is None else self.journal.open(prompt, sampling)
 
     async def _send(self, held: Held, retries: Retries) -> Reply:
         """One request on one engine; its reply is added to `held`."""
@@ -224,7 +234,9 @@ class EngineClient:
             return
         off = [span.version for span in reply.spans if Version.parse(span.version).number != self._pin]
         if off:
-            raise OffPinError(f"engine {ref.instance} made tokens with {off[0]}; the task is pinned to number {self._pin}")
+            raise OffPinError(
+                f"engine {ref.instance} made tokens with {off[0]}; the task is pinned to number {self._pin}"
+            )
 
     def _count_flaw(self, reply: Reply, ref: EngineRef, rid: str) -> None:
         if reply.flaw is not None:

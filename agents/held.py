@@ -56,6 +56,7 @@ class Held:
         self._replies: list[Reply] = []
         self._started_at = time.time()
         self._rid = ""
+        self._adopted_flaws: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -92,9 +93,27 @@ class Held:
         self._replies.append(reply)
         self._rid = rid
 
+    def adopt(self, generation: Generation) -> None:
+        """Holds what an earlier run made of the same request; an unfinished one only where an engine may go on with it."""
+        if generation.finish_reason == "abort" and not self.continuable:
+            return
+        self._started_at, self._rid, self._adopted_flaws = generation.started_at, generation.rid, generation.flaws
+        self._replies.append(
+            Reply(
+                token_ids=generation.token_ids,
+                logprobs=generation.logprobs,
+                spans=generation.spans,
+                finish_reason=generation.finish_reason,
+                cached_tokens=generation.cached_tokens,
+                flaw=None,
+                conservative=generation.conservative,
+            )
+        )
+
     def restart(self) -> None:
         """Forget the tokens held."""
         self._replies.clear()
+        self._adopted_flaws = ()
 
     def generation(self) -> Generation:
         """Everything held, as one generation with merged spans."""
@@ -113,5 +132,5 @@ class Held:
             finished_at=time.time(),
             rid=self._rid,
             conservative=any(reply.conservative for reply in self._replies),
-            flaws=tuple(reply.flaw for reply in self._replies if reply.flaw is not None),
+            flaws=(*self._adopted_flaws, *(reply.flaw for reply in self._replies if reply.flaw is not None)),
         )

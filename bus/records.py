@@ -22,11 +22,41 @@ TaskClass = Literal["partial", "p0", "p1", "eval"]
 Array = np.ndarray[Any, Any]
 
 
+class Begun(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """One generation of an interrupted episode: N tokens int32, log-probabilities float32 [N], spans over [0, N).
+
+    `request` is the digest of the prompt and the sampling parameters that they answer. finish_reason "abort": the
+    generation itself was interrupted, and goes on behind these tokens.
+    """
+
+    request: str
+    token_ids: Array
+    logprobs: Array
+    spans: list[Span]
+    finish_reason: Literal["stop", "length", "abort"]
+    cached_tokens: int
+    prompt_tokens: int
+    started_at: float
+    finished_at: float
+    rid: str
+    flaws: list[str] = []
+    conservative: bool = False
+
+    def __post_init__(self) -> None:
+        count, end = len(self.token_ids), self.spans[-1].end if self.spans else 0
+        if self.logprobs.shape != (count,) or end != count:
+            raise RecordError(
+                f"generation {self.rid} has {count} tokens, log-probabilities of shape {self.logprobs.shape} and spans up to"
+                f" {end}; expected {count} of each"
+            )
+
+
 class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One unit of work: a prompt (or an environment seed) for one execution. id = source/epoch/index/member[+attempt].
 
     `ordinal` counts the source's tasks from 0 in the order of issue, so that sets of tasks are sets of intervals.
-    `pin` (ordered mode): the number of the weights that must make every token.
+    `pin` (ordered mode): the number of the weights that must make every token. `begun`: what interrupted runs of this task
+    generated, `interruptions` how many there were (task_class "partial").
     """
 
     id: str
@@ -43,6 +73,8 @@ class Task(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     pin: int | None = None
+    begun: list[Begun] = []
+    interruptions: int = 0
     tenant: str = ""
     trace: str = ""
     issued_at: float = 0.0
