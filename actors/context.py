@@ -87,6 +87,11 @@ class RunFolder(msgspec.Struct, frozen=True):
         return self.path / "exports"
 
     @property
+    @property
+    def unfinished(self) -> Path:
+        """Is there while replay, import or fork make the run: a folder that still has it was not made whole."""
+        return self.path / "unfinished"
+
     def lineage(self) -> Path:
         """What run this one was made from, when it was made by replay, import or fork."""
         return self.path / "lineage.json"

@@ -8,6 +8,7 @@ order is sealed (bus/seal.py), and refused at the next start when its files were
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -16,7 +17,7 @@ import signal
 import subprocess
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_PAYLOAD: Final = 32 << 20
 _LOG_LINES: Final = 12
+_LOST: Final = -1
+"""Stands for the exit status of a server that was not our child."""
 
 
 class ServerRecord(msgspec.Struct, frozen=True):
@@ -74,13 +77,26 @@ class EmbeddedServer:
         return self._folder / "nats-server.log"
 
     @property
+    def _config_path(self) -> Path:
+        return self._folder / "nats-server.conf"
+
+    @property
     def seal_path(self) -> Path:
         return self._folder / "store.seal"
 
     async def ensure(self) -> ServerRecord:
         """The running server's record, or that of a new one on the same port as before (clients reconnect to it)."""
         running = self.running()
-        return running if running is not None else await self._start()
+        if running is not None:
+            return running
+        try:
+            return await self._start()
+        except StoreLockedError:
+            orphan = self._unrecorded()
+            if orphan is None:
+                raise
+        _log.warning("nats-server (pid %d) of %s was started by a process that died over it; taken over", orphan, self._folder)
+        return await self._recorded(orphan, lambda: None if process_clock.started_s(orphan) is not None else _LOST)
 
     def running(self) -> ServerRecord | None:
         """The record of the server that serves this folder now, if any."""
@@ -90,10 +106,11 @@ class EmbeddedServer:
     async def stop(self, timeout_s: float = 10.0) -> None:
         """SIGTERM (the server flushes its store), then SIGKILL; returns when it is gone and the store is sealed."""
         record = self.running()
-        if record is None:
+        pid = record.pid if record is not None else self._unrecorded()
+        if pid is None:
             return
         try:
-            process = psutil.Process(record.pid)
+            process = psutil.Process(pid)
             process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(process.wait, timeout_s)
         except psutil.TimeoutExpired:
@@ -103,6 +120,15 @@ class EmbeddedServer:
         except psutil.NoSuchProcess:
             return
         await asyncio.to_thread(self._seal)
+
+    def _unrecorded(self) -> int | None:
+        """The server of this folder that nobody recorded: whoever started it was killed before it was ready."""
+        ours = ["-c", str(self._config_path)]
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[-2:] == ours and process.status() != psutil.STATUS_ZOMBIE:
+                    return process.pid
+        return None
 
     def _seal(self) -> None:
         """Not while somebody else has started a server on the store again; a disk without room leaves it unsealed."""
@@ -137,12 +163,16 @@ class EmbeddedServer:
         finally:
             os.close(lock)
         try:
-            record = await self._ready(process)
-            _write_atomic(self._folder / "server.json", msgspec.json.encode(record))
+            return await self._recorded(process.pid, process.poll)
         except BaseException:
             process.kill()
             process.wait()
             raise
+
+    async def _recorded(self, pid: int, ended: Callable[[], int | None]) -> ServerRecord:
+        """The record of a server that is starting, written once it is ready. `ended`: its exit status, None while it runs."""
+        record = await self._ready(pid, ended)
+        _write_atomic(self._folder / "server.json", msgspec.json.encode(record))
         return record
 
     def _lock(self) -> int:
@@ -163,11 +193,10 @@ class EmbeddedServer:
         ports = self._folder / "ports"
         shutil.rmtree(ports, ignore_errors=True)
         ports.mkdir()
-        config = self._folder / "nats-server.conf"
-        config.write_text(self._config(ports))
+        self._config_path.write_text(self._config(ports))
         with self.log_path.open("ab") as log:
             return subprocess.Popen(
-                [str(binary()), "-c", str(config)],
+                [str(binary()), "-c", str(self._config_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -197,14 +226,14 @@ class EmbeddedServer:
         """
         return {_secret_name(kind): orjson.dumps(value).decode() for kind, value in self._credentials.items()}
 
-    async def _ready(self, process: subprocess.Popen[bytes]) -> ServerRecord:
+    async def _ready(self, pid: int, ended: Callable[[], int | None]) -> ServerRecord:
         deadline = time.monotonic() + self._timeout_s
-        ports = self._folder / "ports" / f"nats-server_{process.pid}.ports"
+        ports = self._folder / "ports" / f"nats-server_{pid}.ports"
         async with aiohttp.ClientSession() as session:
             while time.monotonic() < deadline:
-                if process.poll() is not None:
-                    raise ServerStartError(self._why_ended(process.returncode))
-                record = _read_ports(ports, process.pid)
+                if (status := ended()) is not None:
+                    raise ServerStartError(self._why_ended(status))
+                record = _read_ports(ports, pid)
                 if record is not None and await _healthy(session, record):
                     return record
                 await asyncio.sleep(0.02)  # start-up only: the server signals readiness by a file and by HTTP

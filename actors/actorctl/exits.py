@@ -21,6 +21,7 @@ from physarum.actors.supervisor.errors import (
     NotRunningError,
     RunDiffersError,
     RunHeldError,
+    RunUnfinishedError,
     SupervisorError,
     VersionError,
 )
@@ -76,7 +77,9 @@ def status_of(error: BaseException) -> int:
             return INTERRUPTED
         case NotRunningError():
             return NOT_RUNNING
-        case RunHeldError() | RunDiffersError() | VersionError() | PhysarumConfigError() | RunUnfitError() | BadLinesError():
+        case RunHeldError() | RunDiffersError() | RunUnfinishedError() | VersionError():
+            return USAGE
+        case PhysarumConfigError() | RunUnfitError() | BadLinesError():
             return USAGE
         case NotInRunError():
             return NOT_IN_RUN

@@ -39,5 +39,9 @@ class StartModelError(SupervisorError):
     """The start model could not be made."""
 
 
+class RunUnfinishedError(SupervisorError):
+    """The tool that made the run was ended in the middle: it does not hold all that it should."""
+
+
 class InterruptedRunError(SupervisorError):
     """The user asked to stop before the run was finished."""

@@ -13,22 +13,23 @@ from typing import Final
 import msgspec
 
 from physarum.actors.context import RunFolder
-from physarum.actors.supervisor.errors import RunDiffersError, RunFinishedError, VersionError
+from physarum.actors.supervisor.errors import RunDiffersError, RunFinishedError, RunUnfinishedError, VersionError
 from physarum.bus.endpoint import Endpoint
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import digest, dump, resolve
 from physarum.configs.origin import display_path
 from physarum.configs.root import RootConfig
 
-LAYOUT: Final = "1"
+LAYOUT: Final = "2"
 """Raised with every change of the folder's layout, of a record's schema or of the streams that older code would misread."""
 
 
 def refuse_unusable(folder: RunFolder, config: RootConfig) -> None:
     """A new or interrupted run is fine.
 
-    Raises VersionError, RunDiffersError (made by another configuration) or RunFinishedError.
+    Raises RunUnfinishedError, VersionError, RunDiffersError (made by another configuration) or RunFinishedError.
     """
+    refuse_unfinished(folder)
     if not has_begun(folder):
         return
     refuse_other_version(folder)
@@ -41,6 +42,15 @@ def refuse_unusable(folder: RunFolder, config: RootConfig) -> None:
         raise RunFinishedError(
             f"run {folder.path.name} is finished: {display_path(folder.summary)}. Nothing was started."
             " To train again use another name (`run.name=NAME`), or remove the folder"
+        )
+
+
+def refuse_unfinished(folder: RunFolder) -> None:
+    """Raises RunUnfinishedError."""
+    if folder.unfinished.exists():
+        raise RunUnfinishedError(
+            f"{display_path(folder.path)} is not whole: the `actorctl {folder.unfinished.read_text() or 'command'}` that was"
+            " making it was ended. Run that command again, which begins it anew"
         )
 
 
@@ -73,6 +83,7 @@ def prepare(folder: RunFolder, config: RootConfig) -> None:
             stale.unlink(missing_ok=True)
         write_atomic(folder.version, f"{LAYOUT}\n".encode())
         write_atomic(folder.config, dump(config).encode())
+    folder.blobs.identity()
 
 
 def write_endpoint(folder: RunFolder, endpoint: Endpoint) -> None:

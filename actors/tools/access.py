@@ -16,6 +16,7 @@ from physarum.actors.context import RunFolder
 from physarum.actors.supervisor.bus_keeper import embedded_server
 from physarum.actors.supervisor.errors import NotRunningError
 from physarum.actors.supervisor.process import read_records
+from physarum.actors.supervisor.run_folder import refuse_unfinished
 from physarum.actors.supervisor.run_lock import RunLock, holder
 from physarum.bus.connection import Bus
 from physarum.bus.endpoint import Endpoint
@@ -46,7 +47,8 @@ class OpenRun:
 
 @contextlib.asynccontextmanager
 async def opened(folder: RunFolder, tool: str) -> AsyncIterator[OpenRun]:
-    """Connects as `tool`. Raises NotRunningError (never had a bus), RunHeldError, or an error of the bus."""
+    """Connects as `tool`. Raises NotRunningError (never had a bus), RunUnfinishedError, RunHeldError, or one of the bus."""
+    refuse_unfinished(folder)
     config = resolve(folder.config)
     live = holder(folder.path) is not None or any(record.alive for record in read_records(folder.actors))
     async with contextlib.AsyncExitStack() as stack:

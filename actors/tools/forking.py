@@ -70,7 +70,7 @@ async def fork(parent: OpenRun, durable: DurableRecord, config: RootConfig) -> F
     records = await ledger.read(parent.bus)
     folder, meta = await asyncio.to_thread(Checkpoints(parent.folder.checkpoints).load, durable.folder, durable.digest)
     floor = Cursor.of(meta.cursor).floor
-    async with made(config) as child:
+    async with made(config, "fork") as child:
         position = await _position(parent)
         tasks = await _copy_tasks(parent, child, position)
         episodes = await _copy_executions(parent, child)

@@ -81,7 +81,7 @@ async def make_from_file(
     head = await asyncio.to_thread(read_head, path)
     choice, bad = await asyncio.to_thread(lambda: checked(path, skip_bad=skip_bad))
     config = await asyncio.to_thread(with_room, config, path)
-    async with made(config) as run:
+    async with made(config, "import" if parent is None else "replay") as run:
         relabel = Relabel(head.forks, own_history=False)
         await feed(run, good_rows(path), choice, config.source.name, relabel, head.run, rename=False)
         facts = {"first": head.first, "last": head.last, **msgspec.structs.asdict(choice.fed)}

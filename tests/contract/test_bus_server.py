@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import subprocess
 from pathlib import Path
@@ -21,17 +22,30 @@ from physarum.bus.server import EmbeddedServer
 pytestmark = pytest.mark.timeout(60)
 
 
-async def test_a_second_server_on_the_store_is_refused_with_the_holders_pid(
+async def test_a_second_server_on_the_store_is_refused_with_the_holders_pid(tmp_path: Path) -> None:
+    """nats-server itself would start, and both would assign the same sequences."""
+    folder = tmp_path / "bus"
+    folder.mkdir()
+    with (folder / "store.lock").open("w+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a server that was started by hand, or from another configuration
+        lock.write("4711")
+        lock.flush()
+        with pytest.raises(StoreLockedError, match=rf"another nats-server \(pid 4711\) holds .*{folder}"):
+            await EmbeddedServer(folder).ensure()
+
+
+async def test_a_server_whose_starter_was_killed_before_it_was_recorded_is_taken_over(
     own_server: OwnServer, tmp_path: Path
 ) -> None:
-    """nats-server itself would start, and both would assign the same sequences."""
-    folder = tmp_path / "own-bus"
-    record = (folder / "server.json").rename(folder / "apart.json")  # as after a supervisor that died while starting it
-    with pytest.raises(
-        StoreLockedError, match=rf"another nats-server \(pid {own_server.record.pid}\) holds .*{folder}"
-    ):
-        await EmbeddedServer(folder).ensure()
-    record.rename(folder / "server.json")
+    (tmp_path / "own-bus" / "server.json").unlink()
+    assert await EmbeddedServer(tmp_path / "own-bus").ensure() == own_server.record
+    assert own_server.server.running() == own_server.record
+
+
+async def test_a_server_that_nobody_recorded_is_stopped_all_the_same(own_server: OwnServer, tmp_path: Path) -> None:
+    (tmp_path / "own-bus" / "server.json").unlink()
+    await EmbeddedServer(tmp_path / "own-bus").stop()
+    assert not psutil.pid_exists(own_server.record.pid)
 
 
 async def test_whoever_comes_later_finds_the_running_server(own_server: OwnServer, tmp_path: Path) -> None:
