@@ -11,6 +11,7 @@ import msgspec
 import psutil
 
 from physarum.bus import metrics
+from physarum.bus.blob_access import Blobs
 from physarum.bus.blobs import BlobStore
 from physarum.bus.claims import ClaimBook
 from physarum.bus.connection import Bus
@@ -87,11 +88,11 @@ class RunFolder(msgspec.Struct, frozen=True):
         return self.path / "exports"
 
     @property
-    @property
     def unfinished(self) -> Path:
         """Is there while replay, import or fork make the run: a folder that still has it was not made whole."""
         return self.path / "unfinished"
 
+    @property
     def lineage(self) -> Path:
         """What run this one was made from, when it was made by replay, import or fork."""
         return self.path / "lineage.json"
@@ -107,7 +108,13 @@ class RunFolder(msgspec.Struct, frozen=True):
 
     @property
     def blobs(self) -> BlobStore:
+        """The store of this machine, for tools that work beside the run's folder; actors use `Context.blobs`."""
         return BlobStore(self.path / "blobs")
+
+    @property
+    def blob_stores(self) -> list[BlobStore]:
+        """Every store in this folder: that of the first checkpoint actor, then those of further ones of this machine."""
+        return [BlobStore(path) for path in sorted(self.path.glob("blobs*"))]
 
     @property
     def summary(self) -> Path:
@@ -131,6 +138,9 @@ class Context:
         self.host = socket.gethostname()
         self.started_at = psutil.Process().create_time()
         self.claims = ClaimBook(bus, self.heartbeat_publisher, identity.role, identity.instance, self.started_at)
+        cache = folder.path / "blob_cache" / identity.instance
+        token_env = config.checkpoint.token_env
+        self.blobs = Blobs(bus, folder.path / "blobs", cache, config.blobs, token_env, self.host)
         self.draining = asyncio.Event()
         self.paused = False
         self.resumed = asyncio.Event()

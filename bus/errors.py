@@ -63,3 +63,19 @@ class BlobMissingError(BusError):
 
 class BlobAlteredError(BusError):
     """A blob's bytes do not have the digest that its name says."""
+
+
+class BlobUnreachableError(BlobMissingError):
+    """No store that may hold a blob answered within the deadline: it may be there, and the reader may try again."""
+
+
+class BlobRefusedError(BusError):
+    """A blob store answered and refused: a wrong token, or a request that it does not know."""
+
+
+class BlobNoRoomError(BusError):
+    """The disk of a blob store is full; the writer waits."""
+
+
+class BlobReplicasError(BusError):
+    """Fewer stores than `blobs.replicas` made a blob durable within the deadline."""

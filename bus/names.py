@@ -10,6 +10,7 @@ from physarum.bus.errors import BusError
 RUN_HEADER: Final = "Ph-Run"
 RECORD_HEADER: Final = "Ph-Header"
 BLOB_HEADER: Final = "Ph-Blob"
+SCORES_HEADER: Final = "Ph-Scores"
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 
 StreamKey = Literal[
@@ -17,6 +18,7 @@ StreamKey = Literal[
 ]
 TASK_CLASSES: Final = ("partial", "p0", "p1", "eval")
 
+_BLOB: Final = "blob"
 _RUN: Final = re.compile(r"[a-z0-9-]{1,32}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_=/+@#:-]")
 
@@ -39,6 +41,22 @@ def stream(run: str, key: StreamKey) -> str:
 def subject(run: str, key: StreamKey, *tokens: str) -> str:
     """`ph.<run>.<key>.<token>...`; characters that NATS reserves are replaced, so a task id may be a token."""
     return ".".join(("ph", run, key, *(_UNSAFE.sub("_", token) for token in tokens)))
+
+
+def by_reference(subject: str, digest: str) -> str:
+    """The subject of a message whose body is blob `digest`: what refers to blobs can be found without reading a message."""
+    return f"{subject}.{_BLOB}.{digest}"
+
+
+def referenced(subject: str) -> str | None:
+    """The digest that `by_reference` put into a subject; None where it did not."""
+    *_, marker, digest = subject.split(".")
+    return digest if marker == _BLOB else None
+
+
+def references(run: str, key: StreamKey) -> str:
+    """The pattern of every subject in a stream that `by_reference` made."""
+    return f"ph.{run}.{key}.*.*.{_BLOB}.*"
 
 
 def all_subjects(run: str, key: StreamKey) -> str:

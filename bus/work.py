@@ -183,6 +183,9 @@ class WorkQueue:
             "%s #%d is dead after %d deliveries: %s", self.stream, delivery.sequence, delivery.deliveries, reason
         )
         subject = names.subject(self.bus.run, "dead", self.stream, str(delivery.sequence))
+        blob = names.referenced(delivery.message.subject)
+        if blob is not None:
+            subject = names.by_reference(subject, blob)
         await self._publisher.publish(subject, encode(letter), message_id=f"dead/{self.stream}/{delivery.sequence}")
 
     async def _keep_leases(self) -> None:

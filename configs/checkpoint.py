@@ -13,4 +13,6 @@ class CheckpointConfig(Section):
     chunk_bytes: Bytes = 4 << 20
     keep_last: Count = 3
     """Durable checkpoints kept."""
+    keep_exports: Count | None = 3
+    """Versions kept in `exports/` (`trainer.export_every`), the newest ones; null keeps all."""
     token_env: VariableName | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, PrivateAttr
 
 from physarum.configs.age import AgeConfig
+from physarum.configs.blobs import BlobsConfig
 from physarum.configs.bus import BusConfig
 from physarum.configs.checkpoint import CheckpointConfig
 from physarum.configs.engine import EngineConfig
@@ -35,6 +36,7 @@ class RootConfig(Section):
     engines: dict[Name, EngineConfig] = Field(default_factory=dict)
     trainer: TrainerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
+    blobs: BlobsConfig = BlobsConfig()
     evaluation: EvaluationConfig | None = None
     age: AgeConfig = AgeConfig()
     groups: GroupsConfig = GroupsConfig()

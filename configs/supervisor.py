@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from physarum.configs.types import Natural, Seconds, Section
+from physarum.configs.types import Bytes, Natural, Seconds, Section
 
 
 class SupervisorConfig(Section):
@@ -17,3 +17,5 @@ class SupervisorConfig(Section):
     heartbeat_limit_s: Seconds = 10.0
     """An actor silent for this long is taken for dead."""
     drain_timeout_s: Seconds = 30.0
+    log_bytes: Bytes = 64 << 20
+    """A log in `logs/` that grows above it becomes `NAME.log.1`; the one before it goes."""

@@ -18,13 +18,14 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from physarum.bus.errors import CodecError
+from physarum.weightsync.answers import json_answer, refusal
 from physarum.weightsync.catalogue import DEFAULT_GRACE_S, Catalogue
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.digest import is_digest
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 OnManifest = Callable[[Manifest], Awaitable[None]]
 
 LARGEST_BODY_BYTES: Final = 64 * 1024 * 1024
+_CHUNKS: Final = "/v1/chunks/"
 
 
 class CheckpointService:
@@ -68,23 +70,23 @@ class CheckpointService:
         try:
             digests = msgspec.json.decode(await request.read(), type=list[str])
         except msgspec.DecodeError as error:
-            return _refusal(400, f"expected a JSON list of digests: {error}")
+            return refusal(400, f"expected a JSON list of digests: {error}")
         strange = next((digest for digest in digests if not is_digest(digest)), None)
         if strange is not None:
-            return _refusal(400, f"{strange[:80]!r} is no digest")
-        return _json(await asyncio.to_thread(self._store.missing, digests))
+            return refusal(400, f"{strange[:80]!r} is no digest")
+        return json_answer(await asyncio.to_thread(self._store.missing, digests))
 
     async def put_chunk(self, request: web.Request) -> web.Response:
         digest = request.match_info["digest"]
         if not is_digest(digest):
-            return _refusal(400, f"{digest[:80]!r} is no digest")
+            return refusal(400, f"{digest[:80]!r} is no digest")
         data = await request.read()
         self.counters.bytes_in += len(data)
         try:
             new = await asyncio.to_thread(self._store.put, digest, data)
         except ChunkAlteredError as error:
             self.counters.checksum_failures += 1
-            return _refusal(422, str(error))
+            return refusal(422, str(error))
         self.counters.chunks_in += new
         self.counters.chunks_known += not new
         return web.Response(status=201 if new else 200)
@@ -93,7 +95,7 @@ class CheckpointService:
         digest = request.match_info["digest"]
         size = await asyncio.to_thread(self._store.size, digest) if is_digest(digest) else None
         if size is None:
-            return _refusal(404, f"chunk {digest[:80]} is not here; it was given up with its version, or never came")
+            return refusal(404, f"chunk {digest[:80]} is not here; it was given up with its version, or never came")
         return web.FileResponse(self._store.path(digest))
 
     async def put_manifest(self, request: web.Request) -> web.Response:
@@ -101,29 +103,29 @@ class CheckpointService:
         try:
             manifest = decode_manifest(await request.read())
         except CodecError as error:
-            return _refusal(400, str(error))
+            return refusal(400, str(error))
         if manifest.label != label:
-            return _refusal(400, f"the body is {manifest.label}, the address says {label}")
+            return refusal(400, f"the body is {manifest.label}, the address says {label}")
         async with self._accepting:  # one at a time: the newest version is compared and replaced in one step
             try:
                 new = await asyncio.to_thread(self._catalogue.put, manifest)
             except (StaleVersionError, ManifestError) as error:
                 self.counters.manifests_refused += 1
-                return _refusal(409, str(error))
+                return refusal(409, str(error))
             except ChunksAbsentError as error:
                 self.counters.manifests_refused += 1
-                return _refusal(409, str(error), missing=error.digests)
+                return refusal(409, str(error), missing=error.digests)
             await self._accepted(manifest, new)
         return web.Response(status=201 if new else 200)
 
     async def get_manifest(self, request: web.Request) -> web.Response:
         manifest = self._catalogue.get(request.match_info["label"])
         if manifest is None:
-            return _refusal(404, f"{request.match_info['label']} is not here; GET /v1/manifests lists what is")
+            return refusal(404, f"{request.match_info['label']} is not here; GET /v1/manifests lists what is")
         return web.Response(body=encode_manifest(manifest), content_type="application/x-msgpack")
 
     async def list_manifests(self, request: web.Request) -> web.Response:
-        return _json(
+        return json_answer(
             [
                 {
                     "label": manifest.label,
@@ -141,7 +143,8 @@ class CheckpointService:
 
     async def count_sent(self, request: web.Request, response: web.StreamResponse) -> None:
         """A signal handler: by now the length is known, of a part as of the whole."""
-        if isinstance(response, web.FileResponse) and response.status < 300:
+        chunk = request.path.startswith(_CHUNKS)
+        if chunk and isinstance(response, web.FileResponse) and response.status < 300:
             self.counters.chunks_out += 1
             self.counters.bytes_out += response.content_length or 0
 
@@ -186,15 +189,7 @@ def _authentication(token: str | None, counters: Counters) -> Middleware:
         given = request.headers.get("Authorization", "").encode()
         if expected is not None and not hmac.compare_digest(given, expected):
             counters.unauthorized += 1
-            return _refusal(401, "the token is absent or wrong; send Authorization: Bearer TOKEN")
+            return refusal(401, "the token is absent or wrong; send Authorization: Bearer TOKEN")
         return await handler(request)
 
     return authenticate
-
-
-def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
-
-
-def _refusal(status: int, error: str, **more: Any) -> web.Response:
-    return _json({"error": error, **more}, status)

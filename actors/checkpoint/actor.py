@@ -1,18 +1,23 @@
-"""The checkpoint actor: holds weight versions as content-addressed chunks and serves them over HTTP.
+"""The checkpoint actor: holds weight versions as content-addressed chunks, and a store of blobs; serves both over HTTP.
 
 The trainer finds it by presence, sends what is missing, then the manifest; receivers fetch from it. It keeps what it was
-given across its own restarts (folder `weights/` of the run), and refuses versions older than its newest.
+given across its own restarts (folder `weights/` of the run), and refuses versions older than its newest. Actors of other
+machines find its blobs the same way; one checkpoint actor sweeps all of them (sweeping.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import ClassVar, Final
 
 from aiohttp import web
 
+from physarum.actors.checkpoint.blob_service import BlobService
+from physarum.actors.checkpoint.sweeping import Sweeping
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.runtime import Actor
+from physarum.bus.blobs import BlobStore
 from physarum.configs.secrets import read_secret
 from physarum.weightsync.catalogue import Catalogue
 from physarum.weightsync.chunks import ChunkStore
@@ -24,7 +29,7 @@ _EVERYWHERE: Final = "0.0.0.0"
 
 
 class CheckpointActor(Actor):
-    """Role checkpoint: one HTTP service. Announces `facts["url"]`."""
+    """Role checkpoint: one HTTP service. Announces `facts["url"]`, and `facts["store"]`, the id of its blob store."""
 
     role: ClassVar[str] = "checkpoint"
 
@@ -34,17 +39,25 @@ class CheckpointActor(Actor):
         store = await asyncio.to_thread(ChunkStore, folder / "chunks", True)
         catalogue = await asyncio.to_thread(Catalogue, folder / "manifests", store)
         app = checkpoint_app(store, catalogue, token, self._on_manifest, self.config.checkpoint.keep_last)
+        blobs = BlobStore(self._blob_folder())
+        app.add_routes(BlobService(blobs, self.config.blobs.largest_bytes).routes())
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
             site = web.TCPSite(runner, _EVERYWHERE if token else _LOOPBACK, self.config.checkpoint.port)
             await self._start(site)
             port = runner.addresses[0][1]
-            self.facts = {"url": f"http://{self.context.host if token else _LOOPBACK}:{port}"}
+            identity = await asyncio.to_thread(blobs.identity)
+            self.facts = {"url": f"http://{self.context.host if token else _LOOPBACK}:{port}", "store": identity}
             self.become("ready")
-            await self.context.draining.wait()
+            await Sweeping(self.context, self._on_swept).run()
         finally:
             await runner.cleanup()
+
+    def _blob_folder(self) -> Path:
+        """The first one serves the run's own `blobs/`; further ones on the same machine must not be the same store."""
+        index = self.context.identity.index
+        return self.context.folder.path / ("blobs" if index == 0 else f"blobs-{index}")
 
     async def _start(self, site: web.TCPSite) -> None:
         try:
@@ -60,3 +73,7 @@ class CheckpointActor(Actor):
         self.facts["newest"] = manifest.label
         self.progressed()
         self.announce()
+
+    def _on_swept(self, freed_bytes: int) -> None:
+        self.numbers["blob_bytes_freed"] = self.numbers.get("blob_bytes_freed", 0) + freed_bytes
+        self.progressed()

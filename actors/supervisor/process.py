@@ -164,7 +164,8 @@ def log_tail(path: Path, lines: int, start: int = 0) -> str:
     try:
         with path.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            log.seek(max(start, end - _TAIL_BYTES))
+            # A log that was cut since (log_bound.py) begins anew.
+            log.seek(max(start if start <= end else 0, end - _TAIL_BYTES))
             text = log.read().decode(errors="replace")
     except OSError as error:
         return f"(no log: {error.strerror})"

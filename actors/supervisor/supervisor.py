@@ -37,6 +37,7 @@ from physarum.actors.supervisor.feed import MetricsFeed
 from physarum.actors.supervisor.keeper import Keeper
 from physarum.actors.supervisor.launcher import CommandFor, Launcher, actor_command
 from physarum.actors.supervisor.live import LiveRun, Observer
+from physarum.actors.supervisor.log_bound import LogBound
 from physarum.actors.supervisor.run_lock import RunLock
 from physarum.actors.supervisor.stop import StopRequest
 from physarum.bus import control
@@ -132,6 +133,8 @@ class Supervisor:
                 keeper.begin()
             tasks = [asyncio.create_task(keeper.keep(), name=f"keeper of {keeper.instance}") for keeper in crew.keepers]
             tasks.append(asyncio.create_task(bus_keeper.keep(bus), name="keeper of the bus"))
+            logs = LogBound(self.folder.logs, self._config.supervisor.log_bytes, self._config.supervisor.heartbeat_s)
+            tasks.append(asyncio.create_task(logs.keep(), name="bound of the logs"))
             self._on_started()
             finished = asyncio.create_task(ending.finished(bus, publisher, self._config), name="end of the run")
             asked = asyncio.create_task(self._stop.asked.wait(), name="stop request")

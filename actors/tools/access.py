@@ -1,7 +1,7 @@
 """A run's bus, whether the run is live or not: an embedded server that nobody runs is started for the time of the visit.
 
-Invariant: what was not running before the visit is not running after it; while we run the server we hold the run's lock,
-so no supervisor starts beside us.
+Invariant: a server that no supervisor, actor or other visitor answers for (we started it, or one that was killed left it)
+is not running after the visit; while we answer for it we hold the run's lock, so no supervisor starts beside us.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ async def opened(folder: RunFolder, tool: str) -> AsyncIterator[OpenRun]:
     config = resolve(folder.config)
     live = holder(folder.path) is not None or any(record.alive for record in read_records(folder.actors))
     async with contextlib.AsyncExitStack() as stack:
-        endpoint = await _endpoint(stack, config, folder)
+        endpoint = await _endpoint(stack, config, folder, live)
         bus = await Bus.connect(endpoint, config.run.name, tool, config.bus.start_timeout_s)
         stack.push_async_callback(bus.close)
         yield OpenRun(folder, config, bus, await Publisher(bus).start(), live)
 
 
-async def _endpoint(stack: contextlib.AsyncExitStack, config: RootConfig, folder: RunFolder) -> Endpoint:
+async def _endpoint(stack: contextlib.AsyncExitStack, config: RootConfig, folder: RunFolder, live: bool) -> Endpoint:
     if config.bus.url is not None:
         return _recorded(folder)
     server = embedded_server(config, folder)
     running = server.running()
-    if running is None:
-        if not (folder.bus / "store").is_dir():
-            raise NotRunningError(f"run {folder.path.name} never started its bus, so it holds nothing; start it (actorctl up)")
+    if running is None and not (folder.bus / "store").is_dir():
+        raise NotRunningError(f"run {folder.path.name} never started its bus, so it holds nothing; start it (actorctl up)")
+    if running is None or not live:
         stack.enter_context(RunLock(folder.path))
         running = await server.ensure()
         stack.push_async_callback(server.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError
 from physarum.actors.tools.exported import Head, Row, Writer
 from physarum.actors.tools.recorded import Range, Recorded
+from physarum.actors.wire import decode_execution, reference
 from physarum.bus import ledger
 from physarum.bus.blobs import BlobRef
-from physarum.bus.codec import decode
+from physarum.bus.errors import BlobAlteredError, BlobMissingError
 from physarum.bus.log import LogEntry
-from physarum.bus.names import BLOB_HEADER
 from physarum.bus.records import Execution
 from physarum.configs.loader import dump
 
@@ -73,7 +74,13 @@ async def rows(folder: RunFolder, recorded: Recorded, first: int, last: int) -> 
 
 def execution_of(folder: RunFolder, entry: LogEntry) -> Execution:
     """Raises CodecError or a blob error."""
-    reference = entry.headers.get(BLOB_HEADER)
-    if reference is None:
-        return decode(entry.data, Execution)
-    return decode(folder.blobs.get(msgspec.json.decode(reference.encode(), type=BlobRef)), Execution)
+    ref = reference(entry.headers)
+    return decode_execution(entry.headers, entry.data if ref is None else blob_of(folder, ref))
+
+
+def blob_of(folder: RunFolder, ref: BlobRef) -> bytes:
+    """From the first store of the run's folder that has it whole. Raises BlobMissingError or BlobAlteredError."""
+    for store in folder.blob_stores:
+        with contextlib.suppress(BlobMissingError, BlobAlteredError):
+            return store.get(ref)
+    return folder.blobs.get(ref)

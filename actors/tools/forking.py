@@ -11,6 +11,7 @@ child closes: what the parent had issued is trained (in the copied ledger) or pr
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,24 @@ import msgspec
 from physarum.actors import states
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError
-from physarum.actors.tools.exporting import execution_of
+from physarum.actors.tools.exporting import blob_of, execution_of
 from physarum.actors.tools.new_run import context_of, inherit_start_model, made, write_lineage
 from physarum.actors.tools.recorded import Recorded
 from physarum.actors.tools.saved import durables
 from physarum.actors.trainer.checkpoints import CheckpointMeta, Checkpoints
 from physarum.actors.trainer.cursor import Cursor
-from physarum.actors.wire import publish_execution, publish_task
+from physarum.actors.wire import publish_execution, publish_task, reference
 from physarum.bus import ledger, log, names
 from physarum.bus.codec import decode, encode
+from physarum.bus.errors import BlobAlteredError, BlobMissingError, CodecError
 from physarum.bus.lease import Counter
 from physarum.bus.ledger import DurableRecord, Ledger, Numbered, RollbackRecord
 from physarum.bus.records import Execution, Task
 from physarum.bus.register import Register
 from physarum.bus.work import DeadLetter
 from physarum.configs.root import RootConfig
+
+_log = logging.getLogger(__name__)
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,8 +164,22 @@ async def _copy_dead(parent: OpenRun, child: OpenRun) -> int:
             headers=headers,
         )
         subject = names.subject(child.name, "dead", letter.stream, str(letter.sequence))
+        if ours and (blob := await _copy_blob(parent, child, letter)) is not None:
+            subject = names.by_reference(subject, blob)
         await child.publisher.publish(subject, encode(letter), message_id=f"dead/{letter.stream}/{letter.sequence}")
     return len(entries)
+
+
+async def _copy_blob(parent: OpenRun, child: OpenRun, letter: DeadLetter) -> str | None:
+    """The digest of a letter's body when it travels by reference; a body that is gone, or its reference, stays so."""
+    try:
+        ref = reference(letter.headers)
+        if ref is not None:
+            await asyncio.to_thread(lambda: child.folder.blobs.put(blob_of(parent.folder, ref)))
+        return None if ref is None else ref.digest
+    except (CodecError, BlobMissingError, BlobAlteredError) as error:
+        _log.warning("dead letter of %s is copied without its body: %s", letter.key, error)
+        return None
 
 
 async def _copy_checkpoint(
