@@ -18,19 +18,23 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar, Final
 
+import msgspec
+import numpy as np
+
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
+from physarum.actors.policy_engines import policy_group
+from physarum.actors.rollout.in_flight import HopelessError, InFlight
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
-from physarum.actors.wire import publish_execution
+from physarum.actors.wire import publish_execution, publish_partial, read_task
 from physarum.agents.client import EngineClient, open_session
 from physarum.agents.errors import AgentError
 from physarum.agents.protocols import Client
 from physarum.agents.retries import RetryPolicy
 from physarum.agents.tokenizer import FolderTokenizer
-from physarum.bus.codec import decode
-from physarum.bus.errors import CodecError, RecordError
+from physarum.bus.errors import BusError, CodecError, RecordError
 from physarum.bus.presence import Roster
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.work import Delivery
@@ -39,7 +43,8 @@ from physarum.configs.hooks import load_hook
 _log = logging.getLogger(__name__)
 
 _REPORT_S: Final = 1.0
-_POLICY_GROUP: Final = "policy"
+_HAND_OVER_S: Final = 10.0
+"""For storing what a drained episode generated; the supervisor kills an actor that drains much longer."""
 _REQUEST_SHARE: Final = 0.9
 """Of an episode's time that one generation may take: its own error, which names the engines, then comes first."""
 
@@ -65,13 +70,17 @@ class RolloutActor(Actor):
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
             reporter = asyncio.create_task(self._report(client), name="generation report")
             stack.callback(reporter.cancel)
+            in_flight = InFlight(self.context)
+            if in_flight.wanted:
+                follower = asyncio.create_task(in_flight.follow(), name="follow the head")
+                stack.callback(follower.cancel)
             self.become("ready")
-            await self._work(queue, Episodes(self, client, generate))
+            await self._work(queue, Episodes(self, client, generate, in_flight))
             await self._emit_report(client)
 
     async def _client(self, stack: AsyncExitStack) -> EngineClient:
         roster = Roster(self.bus, "engine", on_change=lambda: router.notify())
-        router = PresenceRouter(roster, self._group())
+        router = PresenceRouter(roster, policy_group(self.config))
         await stack.enter_async_context(roster.open())
         session = await stack.enter_async_context(open_session())
         retry = RetryPolicy(
@@ -81,11 +90,6 @@ class RolloutActor(Actor):
         )
         tokenizer = FolderTokenizer(self.context.folder.start_model)
         return EngineClient(session, router, tokenizer, retry=retry, cache_per_version=True)
-
-    def _group(self) -> str:
-        """The engines that serve the policy: the first group without a model of its own."""
-        following = [name for name, engine in self.config.engines.items() if engine.model is None]
-        return following[0] if following else _POLICY_GROUP
 
     async def _work(self, queue: TaskQueue, episodes: Episodes) -> None:
         """Keeps every slot busy until draining; then waits for the episodes that run.
@@ -124,35 +128,38 @@ class RolloutActor(Actor):
 
 
 def _tally() -> dict[str, int]:
-    return {"tokens": 0, "prompt_tokens": 0, "episodes": 0, "failed": 0}
+    return {"tokens": 0, "prompt_tokens": 0, "episodes": 0, "failed": 0, "hopeless": 0, "handed_over": 0}
 
 
 class Episodes:
     """Runs deliveries to their end; every path ends the delivery exactly once."""
 
-    def __init__(self, actor: RolloutActor, client: EngineClient, generate: GenerateHook) -> None:
+    def __init__(self, actor: RolloutActor, client: EngineClient, generate: GenerateHook, in_flight: InFlight) -> None:
         self._actor = actor
         self._client = client
         self._generate = generate
+        self._in_flight = in_flight
         self._config = actor.config.rollout
 
     async def one(self, delivery: Delivery) -> None:
         try:
-            task = decode(delivery.data, Task)
+            task = await read_task(self._actor.context, delivery.headers, delivery.data)
         except CodecError as error:
             await delivery.bury(f"unreadable task: {error}")
             return
-        started_at = time.time()
+        started_at, client = time.time(), self._client.for_task(task)
         try:
-            samples = await self._run(task)
+            samples = await self._run(task, client)
         except asyncio.CancelledError:
-            # Draining: the task goes back at once and another worker takes it.
-            await delivery.give_back()
+            # Draining: another worker takes the task, and goes on with what was generated here.
+            await self._hand_over(delivery, task, client)
             raise
         except TimeoutError:
             await self._fail(
                 delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s"
             )
+        except HopelessError as error:
+            await self._cut_off(delivery, task, started_at, error)
         except (AgentError, RecordError, BadHookResultError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - a user's hook may raise anything; it ends this try, by name
@@ -161,22 +168,54 @@ class Episodes:
         else:
             await self._publish(delivery, task, samples, started_at)
 
-    async def _run(self, task: Task) -> list[Sample]:
-        client: Client = self._client.for_task(task)
+    async def _hand_over(self, delivery: Delivery, task: Task, client: EngineClient) -> None:
+        """The partial is stored before the task is acknowledged: a death in between costs a second execution at most."""
+        begun = client.journal.begun() if client.journal is not None else []
+        if not begun or task.task_class == "eval":
+            await delivery.give_back()
+            return
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                await publish_partial(self._actor.context, task, begun)
+        except (BusError, TimeoutError) as error:
+            _log.warning("task %s is given back without what it generated: %r", task.id, error)
+            await delivery.give_back()
+            return
+        await delivery.ack()
+        self._actor.tally["handed_over"] += 1
+
+    async def _run(self, task: Task, client: Client) -> list[Sample]:
         async with asyncio.timeout(self._config.episode_timeout_s):
-            return _checked(await self._generate(task, client, **self._config.args))
+            return _checked(
+                await self._in_flight.run(
+                    task, client, lambda client: self._generate(task, client, **self._config.args)
+                )
+            )
+
+    async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: HopelessError) -> None:
+        """Tells the trainer that the task ends here, past the reward: there is nothing to score. It asks for another."""
+        _log.info("task %s is cut off: %s", task.id, error)
+        await publish_execution(
+            self._actor.context, "samples", self._execution(delivery, task, [_nothing()], started_at)
+        )
+        await delivery.ack()
+        self._actor.tally["hopeless"] += 1
+        self._actor.progressed()
+
+    def _execution(self, delivery: Delivery, task: Task, samples: list[Sample], started_at: float) -> Execution:
+        return Execution(
+            id=f"{task.id}:{uuid.uuid4().hex[:12]}",
+            task=msgspec.structs.replace(task, begun=[]),
+            samples=samples,
+            worker=self._actor.context.identity.instance,
+            started_at=started_at,
+            finished_at=time.time(),
+            delivery=delivery.deliveries,
+        )
 
     async def _publish(self, delivery: Delivery, task: Task, samples: list[Sample], started_at: float) -> None:
         try:
-            execution = Execution(
-                id=f"{task.id}:{uuid.uuid4().hex[:12]}",
-                task=task,
-                samples=samples,
-                worker=self._actor.context.identity.instance,
-                started_at=started_at,
-                finished_at=time.time(),
-                delivery=delivery.deliveries,
-            )
+            execution = self._execution(delivery, task, samples, started_at)
         except RecordError as error:
             await self._fail(delivery, f"the generate hook returned no valid execution: {error}")
             return
@@ -200,6 +239,18 @@ class Episodes:
                 tally["tokens"] += int(sample.loss_mask.sum())
             tally["prompt_tokens"] += sample.prompt_len
         self._actor.progressed()
+
+
+def _nothing() -> Sample:
+    """The sample of an execution that was cut off: one prompt token, since a record has at least one, and no response."""
+    return Sample(
+        token_ids=np.zeros(1, np.int32),
+        prompt_len=1,
+        loss_mask=np.zeros(0, np.bool_),
+        logprobs=np.zeros(0, np.float32),
+        status="aborted",
+        trainable=False,
+    )
 
 
 def _checked(samples: Any) -> list[Sample]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from physarum.actors.policy_engines import READY
 from physarum.agents.errors import NoEngineError
 from physarum.agents.routing import EngineRef
 from physarum.bus.presence import Heartbeat, Roster
 from physarum.bus.version import Version
-
-READY = "ready"
 
 
 class PresenceRouter:

@@ -2,7 +2,7 @@
 
     rows --(epoch, index)--> group of tasks --receipts--> TASKS, then the position moves --> RUN
       ^                                                     | full: the publisher waits, nothing is issued
-      +---- room: issued - disposed < limit <---- LEDGER, DEAD
+      +---- room (admission.py, pace.py) <---- LEDGER, DEAD, and what the engines serve
 
 Invariant: the position moves past a row only after all its tasks are stored, and only under the lease's token.
 """
@@ -10,7 +10,9 @@ Invariant: the position moves past a row only after all its tasks are stored, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import AsyncIterator
 from typing import ClassVar, Final
 
 import msgspec
@@ -18,10 +20,12 @@ import msgspec
 from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.leadership import leading
+from physarum.actors.policy_engines import policy_group, served_versions
 from physarum.actors.runtime import Actor
 from physarum.actors.source.admission import admission_limit, has_room
 from physarum.actors.source.cursor import Picked, RowCursor
 from physarum.actors.source.followers import Followers
+from physarum.actors.source.pace import Pace
 from physarum.actors.source.position import PositionKeeper
 from physarum.actors.source.rows import RowStream, open_rows
 from physarum.actors.source.tasks import check_travels, group_tasks, refill_task, sampling_parameters
@@ -29,6 +33,7 @@ from physarum.actors.states import EvalScore, SourcePosition
 from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.wire import publish_task
 from physarum.bus.lease import Lease
+from physarum.bus.presence import Roster
 from physarum.bus.records import Task
 from physarum.configs.data_files import RowError
 
@@ -49,7 +54,9 @@ class SourceActor(Actor):
         self._source = self.config.source
         self._limit = admission_limit(self.config)
         self._sampling = sampling_parameters(self.config.rollout.sampling)
-        self._followers = Followers(context, self._source.name)
+        self._pace = self._make_pace()
+        self._engines: Roster | None = None
+        self._followers = Followers(context, self._source.name, self._pace)
         self._cursor: RowCursor
         self._rows: RowStream
         self._keeper: PositionKeeper
@@ -68,9 +75,31 @@ class SourceActor(Actor):
                 for helper in helpers:
                     helper.cancel()
 
+    def _make_pace(self) -> Pace | None:
+        if self.config.age.of(self._source.name).admission != "pace":
+            return None
+        assert self._limit is not None  # only `free` has none
+        return Pace(self._limit, self._source.group_size)
+
+    @contextlib.asynccontextmanager
+    async def _watching_engines(self) -> AsyncIterator[None]:
+        """Where admission keeps pace with what is served, and something serves: the source looks again at each change."""
+        if self._pace is None or not self.config.engines:
+            yield
+            return
+        self._engines = Roster(self.bus, "engine", on_change=self._followers.changed.set)
+        async with self._engines.open():
+            yield
+
     async def _lead(self, lease: Lease) -> None:
+        async with self._watching_engines():
+            await self._issue_all(lease)
+
+    async def _issue_all(self, lease: Lease) -> None:
         self._keeper = PositionKeeper(self.context, self._source.name, lease)
         position = await self._keeper.claim()
+        if self._pace is not None:
+            self._pace.begin(position.issued)
         self._report()
         await self._open_rows()
         if self._exhausted(position):
@@ -128,13 +157,23 @@ class SourceActor(Actor):
     async def _wait_for_room(self) -> bool:
         """Until a group may be issued, or a refill is asked for (it takes the room of the task that died)."""
         changed = self._followers.changed
-        while not self._followers.refills and not has_room(
-            self._issued, self._followers.disposals.count, self._source.group_size, self._limit
-        ):
+        while not self._followers.refills and not self._has_room():
             changed.clear()
             self._report()
             await changed.wait()
         return True
+
+    def _has_room(self) -> bool:
+        done = self._followers.disposals
+        if self._pace is None:
+            return has_room(self._issued, done.count, self._source.group_size, self._limit)
+        return self._pace.has_room(self._issued, done.dead_count, done.oldest_out, self._base())
+
+    def _base(self) -> int:
+        assert self._pace is not None
+        if self._engines is None:
+            return self._pace.base(None)
+        return self._pace.base(served_versions(self._engines, policy_group(self.config)))
 
     @property
     def _issued(self) -> int:
@@ -169,7 +208,13 @@ class SourceActor(Actor):
         await self._keeper.move(
             msgspec.structs.replace(self._keeper.current, refills=current.refills + 1, refilled_through=sequence)
         )
-        _log.warning("%s is issued again as attempt %d: it was dead-lettered", record.group, record.attempt)
+        _log.warning(
+            "%s member %d is issued again as attempt %d (%s)",
+            record.group,
+            record.member,
+            record.attempt,
+            record.reason,
+        )
         self._report()
 
     def _pin(self) -> int | None:
@@ -200,6 +245,7 @@ class SourceActor(Actor):
         self._report()
 
     async def _store(self, tasks: list[Task]) -> bool:
+        base = self._base() if self._pace is not None else 0  # before: no engine serves less when they are taken
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(publish_task(self.context, task))
@@ -209,6 +255,8 @@ class SourceActor(Actor):
                 current, epoch=cursor.epoch, index=cursor.index, issued=current.issued + len(tasks), finished=False
             )
         )
+        if self._pace is not None:
+            self._pace.note(self._keeper.current.issued, base)
         return True
 
     async def _finish(self) -> None:

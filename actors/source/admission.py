@@ -1,5 +1,7 @@
 """How many tasks may be under way, so that the age bound can hold: a pure fold over LEDGER and DEAD.
 
+`free`: as many as the streams hold. `pace`: see pace.py.
+
 `count`: a group is issued only while issued - disposed + group_size <= (age.bound + 1) * groups_per_batch * group_size
 (staleness control by counting, AReaL, arXiv 2505.24298, eq. 3). Disposed are the tasks whose executions were trained,
 masked or dropped by a surviving step, or that are dead. Tasks are counted, not executions: two executions of one task
@@ -43,6 +45,16 @@ class Disposals:
     def count(self) -> int:
         """Tasks that are done with."""
         return self._count
+
+    @property
+    def dead_count(self) -> int:
+        """Those of them that died."""
+        return self._unnamed + sum(len(ordinals) for ordinals in self._dead.values())
+
+    @property
+    def oldest_out(self) -> int:
+        """The first ordinal whose task is not done with (or not issued yet)."""
+        return self._disposed.get(0, IntervalSet()).floor(0)
 
     def record(self, item: Numbered) -> None:
         """One record of LEDGER."""
@@ -105,9 +117,10 @@ def _union(into: Tasks, tasks: Tasks) -> int:
 
 def admission_limit(config: RootConfig) -> int | None:
     """Tasks that may be under way; None when only the size of TASKS bounds them."""
-    if config.age.admission == "free":
+    age = config.age.of(config.source.name)
+    if age.admission == "free":
         return None
-    return (config.age.bound + 1) * config.trainer.groups_per_batch * config.source.group_size
+    return (age.bound + 1) * config.trainer.groups_per_batch * config.source.group_size
 
 
 def has_room(issued: int, disposed: int, group_size: int, limit: int | None) -> bool:

@@ -17,7 +17,13 @@ from typing import Any, Final
 
 from tests.bench import host
 
-BENCHES: Final = {"B3": "tests.bench.chaos", "B6": "tests.bench.bus_tax"}
+BENCHES: Final = {
+    "B1": "tests.bench.b1_tail_bubble",
+    "B2": "tests.bench.b2_freshness",
+    "B3": "tests.bench.chaos",
+    "B6": "tests.bench.bus_tax",
+    "kernels": "tests.bench.kernels",
+}
 """Each module has `async measure(size)`, which returns the fields that docs and tests name."""
 RESULTS: Final = Path(__file__).with_name("results")
 

@@ -13,32 +13,21 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-import psutil
-
 from physarum.actors import states
-from physarum.actors.context import Context, Identity, RunFolder
+from physarum.actors.context import Context
 from physarum.actors.wire import publish_execution
-from physarum.agents.calculator.tokenizer import save_tokenizer
-from physarum.bus import layout, ledger
-from physarum.bus.connection import Bus
-from physarum.bus.endpoint import Endpoint
+from physarum.bus import ledger
 from physarum.bus.ledger import StepRecord
 from physarum.bus.log import LogReader
 from physarum.bus.presence import Roster
-from physarum.bus.publisher import Publisher
 from physarum.bus.records import Execution, Task
-from physarum.bus.register import Register
-from physarum.bus.server import EmbeddedServer
-from physarum.configs.loader import dump, resolve
-from physarum.configs.overrides import parse_command_line
 from tests.bench import bus_tax_hooks, host
 from tests.bench.processes import actors, cpu_s, rss_mib
+from tests.bench.stage import Stage, open_stage
 
 FILLED: Final = "filled"
 """The source of what is put into SAMPLES beforehand: its ordinals are not those of the source that runs."""
@@ -69,24 +58,6 @@ LOADS: Final = {
 }
 
 
-@dataclass
-class Stage:
-    """A run folder with its server, its streams and a connection."""
-
-    context: Context
-    server: psutil.Process
-
-    @property
-    def bus(self) -> Bus:
-        return self.context.bus
-
-    def register(self, kind: type[Any]) -> Register[Any]:
-        return Register(self.bus, self.context.publisher, "run", kind)
-
-    async def steps(self) -> list[StepRecord]:
-        return [item.record for item in await ledger.read(self.bus) if isinstance(item.record, StepRecord)]
-
-
 @dataclass(frozen=True)
 class Measured:
     """One load. `growth_mib`: memory of all processes between the first quarter of the samples and the end."""
@@ -112,7 +83,7 @@ async def measure(size: str) -> dict[str, Any]:
 
 
 async def _measured(folder: Path, load: Load) -> Measured:
-    async with _stage(folder, load) as stage, Roster(stage.bus).open() as roster:
+    async with open_stage(folder, RECIPE, _overrides(load)) as stage, Roster(stage.bus).open() as roster:
         await _fill(stage.context, load, load.consume_steps * load.batch)
         workers = [("reward", "reward-0"), ("rollout", "rollout-0"), ("trainer", "trainer-0")]
         with actors(folder, workers) as members:
@@ -123,7 +94,7 @@ async def _measured(folder: Path, load: Load) -> Measured:
                 cpu, began = cpu_s(everybody), time.time()
                 await _until_step(stage, load.consume_steps + load.steps // 4)
                 early = rss_mib(everybody)
-                await _until_done(stage)
+                await stage.until_done(_PHASE_S)
                 cpu, late = cpu_s(everybody) - cpu, rss_mib(everybody)
         ready = (await stage.register(states.TrainerReady).get(states.TRAINER_READY)).value
         assert ready is not None, "the trainer ends only after it was ready"
@@ -138,33 +109,8 @@ async def _measured(folder: Path, load: Load) -> Measured:
         return Measured(row, samples, late - early)
 
 
-@contextlib.asynccontextmanager
-async def _stage(folder: Path, load: Load) -> AsyncIterator[Stage]:
-    config = resolve(RECIPE, parse_command_line(_overrides(folder, load)))
-    run = RunFolder(config.run.folder)
-    run.bus.mkdir(parents=True)
-    save_tokenizer(run.start_model)
-    (run.start_model / "config.json").write_text("{}")
-    run.config.write_text(dump(config))
-    server = EmbeddedServer(run.bus)
-    record = await server.ensure()
-    endpoint = Endpoint.of(config.bus, record.url)
-    run.endpoint.write_bytes(msgspec.json.encode(endpoint))
-    bus = await Bus.connect(endpoint, config.run.name, "bench")
-    try:
-        await layout.create(bus, config.bus)
-        publisher = await Publisher(bus).start()
-        context = Context(Identity(bus.run, "bench", "bench-0"), config, run, endpoint, bus, publisher)
-        yield Stage(context, psutil.Process(record.pid))
-    finally:
-        await bus.close()
-        await server.stop()
-
-
-def _overrides(folder: Path, load: Load) -> list[str]:
+def _overrides(load: Load) -> list[str]:
     return [
-        f"run.root={folder.parent}",
-        f"run.name={folder.name}",
         f"rollout.args.size_bytes={load.size_bytes}",
         f"trainer.groups_per_batch={load.groups}",
         f"stop.steps={load.consume_steps + load.steps}",
@@ -210,11 +156,3 @@ async def _until_step(stage: Stage, number: int) -> None:
             seen += sum(isinstance(ledger.decode_entry(entry).record, StepRecord) for entry in batch)
             if seen >= number:
                 return
-
-
-async def _until_done(stage: Stage) -> None:
-    done = stage.register(states.TrainerDone)
-    async with asyncio.timeout(_PHASE_S), done.watch(states.TRAINER_DONE) as changed:
-        while (await done.get(states.TRAINER_DONE)).value is None:
-            await changed.wait()
-            changed.clear()

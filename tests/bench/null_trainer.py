@@ -16,7 +16,9 @@ _STATE = "state"
 class NullWorld:
     """Stands where the Megatron world does: takes a batch and does nothing with it."""
 
-    def step(self, sequences: Sequence[TrainSequence], lr: float | None = None) -> StepResult:
+    def step(
+        self, sequences: Sequence[TrainSequence], lr: float | None = None, number: int | None = None
+    ) -> StepResult:
         tokens = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
         return StepResult(
             loss=0.0, grad_norm=0.0, tokens_trained=tokens, sequences=len(sequences), metrics={}, seconds=0.0
