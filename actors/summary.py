@@ -111,6 +111,7 @@ def build(facts: Facts, tally: Tally, closed: Account) -> dict[str, Any]:
         "overlap_share": _rounded(overlap_share(steps, tally.generating)),
         "age_bound": facts.age_bound,
         "max_trained_age": max(ages, default=None),
+        "freshness": _freshness(steps),
         "multi_version_samples": sum(step.multi_version_samples for step in steps),
         "pause_p50_s": _rounded(percentile(tally.pauses_s, 0.50)),
         "pause_p99_s": _rounded(percentile(tally.pauses_s, 0.99)),
@@ -173,6 +174,22 @@ def _waited_s(facts: Facts) -> float:
     began_at = facts.training_began_at or 0.0
     waits = [(max(began_at, step.started_at - step.wait_s), step.started_at) for step in facts.steps]
     return sum(end - start for start, end in union(waits))
+
+
+def _freshness(steps: Sequence[StepRecord]) -> dict[str, Any]:
+    """What the age policy cost (actors/trainer/step_metrics.py): sums over all steps, and the last word on selection."""
+    masked, trained = sum(step.tokens_masked for step in steps), sum(step.tokens_trained for step in steps)
+    last: dict[str, float] = {}
+    for step in steps:
+        last |= step.metrics
+    return {
+        "masked_share": _rounded(masked / (masked + trained)) if masked + trained else None,
+        "over_age_tokens": int(sum(step.metrics.get("over_age_tokens", 0) for step in steps)),
+        "publish_debt_max": int(max((step.metrics.get("publish_debt", 0) for step in steps), default=0)),
+        "length_ratio": _rounded(last.get("length_ratio")),
+        "tail_share_samples": _rounded(last.get("tail_share_samples")),
+        "tail_share_tokens": _rounded(last.get("tail_share_tokens")),
+    }
 
 
 def _setup(model: StartModel | None, tally: Tally) -> dict[str, Any]:

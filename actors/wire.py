@@ -6,19 +6,30 @@ once within the server's window, and recognised by its reader beyond it.
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from typing import Literal
 
 import msgspec
 
 from physarum.actors.context import Context
-from physarum.bus import names, room
+from physarum.bus import names
 from physarum.bus.blobs import BlobRef, digest
 from physarum.bus.codec import decode, encode
-from physarum.bus.errors import CodecError
-from physarum.bus.names import BLOB_HEADER, RECORD_HEADER
+from physarum.bus.errors import BlobAlteredError, BlobMissingError, CodecError, RecordError
+from physarum.bus.names import BLOB_HEADER, RECORD_HEADER, SCORES_HEADER
 from physarum.bus.publisher import PubAck
-from physarum.bus.records import Execution, ExecutionHeader, Task, execution_header
+from physarum.bus.records import (
+    Begun,
+    Execution,
+    ExecutionHeader,
+    SampleScore,
+    Task,
+    execution_header,
+    scores_of,
+    with_scores,
+)
+
+_log = logging.getLogger(__name__)
 
 ExecutionStream = Literal["episodes", "samples", "evals"]
 
@@ -34,43 +45,110 @@ async def publish_task(context: Context, task: Task) -> PubAck:
     return await context.publisher.publish(subject, encode(task), message_id=f"task/{task.id}")
 
 
+async def publish_partial(context: Context, task: Task, begun: list[Begun]) -> PubAck:
+    """Stores an interrupted task with what it generated, in the class that is taken first; `begun` travels by reference
+    when it is large, so that a task stays small for whoever only counts it."""
+    partial = msgspec.structs.replace(task, task_class="partial", begun=begun, interruptions=task.interruptions + 1)
+    subject = names.subject(context.bus.run, "tasks", "partial", task.id)
+    message_id = f"task/{task.id}/{partial.interruptions}"
+    body = encode(partial)
+    if len(body) <= context.config.bus.inline_limit_bytes:
+        return await context.publisher.publish(subject, body, message_id=message_id)
+    body = encode(msgspec.structs.replace(partial, begun=[]))
+    async with context.blobs.held(encode(begun), context.draining) as ref:
+        headers = {BLOB_HEADER: msgspec.json.encode(ref).decode()}
+        subject = names.by_reference(subject, ref.digest)
+        return await context.publisher.publish(subject, body, message_id=message_id, headers=headers)
+
+
+async def read_task(context: Context, headers: dict[str, str], data: bytes) -> Task:
+    """A task with what its interrupted runs generated. Raises CodecError; generations that are gone are made again."""
+    task = decode(data, Task)
+    ref = reference(headers)
+    if ref is None:
+        return task
+    try:
+        return msgspec.structs.replace(task, begun=decode(await context.blobs.get(ref), list[Begun]))
+    except (BlobMissingError, BlobAlteredError) as error:
+        _log.warning("task %s begins again, what it had generated is gone: %s", task.id, error)
+        return task
+
+
 async def publish_execution(context: Context, key: ExecutionStream, execution: Execution) -> PubAck:
-    """Stores an execution with its header; a large body is made durable in the blob store first."""
+    """Stores an execution with its header; a large body is made durable in the blob stores first, and kept there until the
+    message that refers to it is stored."""
     body = encode(execution)
     headers = {RECORD_HEADER: msgspec.json.encode(execution_header(execution, digest(body))).decode()}
-    if len(body) > context.config.bus.inline_limit_bytes:
-        ref = await _store_blob(context, body)
-        headers[BLOB_HEADER] = msgspec.json.encode(ref).decode()
-        body = b""
     subject = names.subject(context.bus.run, key, purpose(execution.task), execution.task.id)
-    return await context.publisher.publish(subject, body, message_id=f"{key}/{execution.id}", headers=headers)
+    message_id = f"{key}/{execution.id}"
+    if len(body) <= context.config.bus.inline_limit_bytes:
+        return await context.publisher.publish(subject, body, message_id=message_id, headers=headers)
+    async with context.blobs.held(body, context.draining) as ref:
+        headers[BLOB_HEADER] = msgspec.json.encode(ref).decode()
+        subject = names.by_reference(subject, ref.digest)
+        return await context.publisher.publish(subject, b"", message_id=message_id, headers=headers)
 
 
-async def _store_blob(context: Context, body: bytes) -> BlobRef:
-    """Waits while the disk is full; an execution that was made is not given up for that. Raises other OSErrors."""
-    while True:
-        try:
-            return await asyncio.to_thread(context.folder.blobs.put, body)
-        except OSError as error:
-            if not room.is_full(error) or not await room.until_room(context.folder.path, "a blob", context.draining):
-                raise
+async def publish_scored(
+    context: Context, key: ExecutionStream, execution: Execution, headers: dict[str, str], data: bytes
+) -> PubAck:
+    """Stores what `headers` and `data` of EPISODES hold, scored: the body (or the blob) is the very same, the scores are in
+    the header. `execution`: the body with its scores."""
+    before = read_header(headers)
+    found = {
+        RECORD_HEADER: msgspec.json.encode(execution_header(execution, before.digest)).decode(),
+        SCORES_HEADER: msgspec.json.encode(scores_of(execution)).decode(),
+    }
+    subject = names.subject(context.bus.run, key, purpose(execution.task), execution.task.id)
+    ref = reference(headers)
+    if ref is not None:
+        found[BLOB_HEADER] = headers[BLOB_HEADER]
+        subject = names.by_reference(subject, ref.digest)
+    return await context.publisher.publish(subject, data, message_id=f"{key}/{execution.id}", headers=found)
 
 
 def read_header(headers: dict[str, str]) -> ExecutionHeader:
     """The header of an EPISODES, SAMPLES or EVALS message. Raises CodecError when it is absent or malformed."""
     text = headers.get(RECORD_HEADER)
     if text is None:
-        raise CodecError(f"message {headers.get(names.MESSAGE_ID_HEADER)} has no {RECORD_HEADER} header; expected schema v1")
+        raise CodecError(
+            f"message {headers.get(names.MESSAGE_ID_HEADER)} has no {RECORD_HEADER} header; expected schema v1"
+        )
     try:
         return msgspec.json.decode(text.encode(), type=ExecutionHeader)
     except msgspec.DecodeError as error:
         raise CodecError(f"header {RECORD_HEADER} is not schema v1: {error}") from error
 
 
+def reference(headers: dict[str, str]) -> BlobRef | None:
+    """Where the body is when it travels by reference. Raises CodecError when the header is malformed."""
+    text = headers.get(BLOB_HEADER)
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text.encode(), type=BlobRef)
+    except msgspec.DecodeError as error:
+        raise CodecError(f"header {BLOB_HEADER} is no reference to a blob: {error}") from error
+
+
+async def read_body(context: Context, headers: dict[str, str], data: bytes) -> bytes:
+    """The encoded execution, fetched from the blob stores where it travels by reference. Raises CodecError or a blob error."""
+    ref = reference(headers)
+    return data if ref is None else await context.blobs.get(ref)
+
+
 async def read_execution(context: Context, headers: dict[str, str], data: bytes) -> Execution:
-    """The body, fetched from the blob store where it travels by reference. Raises CodecError or a blob error."""
-    reference = headers.get(BLOB_HEADER)
-    if reference is not None:
-        ref = msgspec.json.decode(reference.encode(), type=BlobRef)
-        data = await asyncio.to_thread(context.folder.blobs.get, ref)
-    return decode(data, Execution)
+    """The execution, with its scores. Raises CodecError or a blob error."""
+    return decode_execution(headers, await read_body(context, headers, data))
+
+
+def decode_execution(headers: dict[str, str], body: bytes) -> Execution:
+    """The execution of an encoded body and its message's headers. Raises CodecError."""
+    execution = decode(body, Execution)
+    text = headers.get(SCORES_HEADER)
+    if text is None:
+        return execution
+    try:
+        return with_scores(execution, msgspec.json.decode(text.encode(), type=list[SampleScore]))
+    except (msgspec.DecodeError, RecordError) as error:
+        raise CodecError(f"header {SCORES_HEADER} of {execution.id} is not its scores: {error}") from error

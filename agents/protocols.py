@@ -17,7 +17,8 @@ from physarum.bus.version import Span
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
 FinishReason = Literal["stop", "length", "abort"]
-Score: TypeAlias = float | dict[str, float]
+Score: TypeAlias = float | dict[str, float | list[float]]
+"""A number, or parts by name; the part `turns` is a list with one score per turn of the policy (a step reward)."""
 RewardValue: TypeAlias = Score | list[Score]
 
 
@@ -88,7 +89,11 @@ class Generate(Protocol):
 
 
 class Reward(Protocol):
-    """Hook `reward.hook`: a number, named parts (summed), or a list of those with one entry per sample."""
+    """Hook `reward.hook`: a number, named parts (summed by `reward.weights`), or a list of those, one entry per sample.
+
+    A step reward returns {"turns": [r_0, r_1, ...]}, one score per turn of the policy; with `trainer.algorithm.advantage:
+    turns` each turn then learns from its own discounted return.
+    """
 
     def __call__(self, execution: Execution, **args: Any) -> RewardValue | Awaitable[RewardValue]: ...
 

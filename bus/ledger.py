@@ -136,13 +136,17 @@ class GroupClosedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="group_cl
 
 
 class RefillRecord(msgspec.Struct, frozen=True, kw_only=True, tag="refill"):
-    """The trainer asks the source for another execution of a member that was given up, as attempt `attempt`."""
+    """The trainer asks the source for another execution of a member that was given up, as attempt `attempt`.
+
+    `reason`: dead (dead-lettered), or over_age, hopeless: then the earlier attempts are dropped for good, also after a
+    takeover at lower weights, for which they would be young enough."""
 
     source: str
     ordinal: int
     group: str
     member: int
     attempt: int
+    reason: str = "dead"
 
 
 LedgerRecord: TypeAlias = (

@@ -92,6 +92,7 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One trajectory. `origin` demonstration: no engine made the tokens, so log-probabilities and spans are absent.
 
     `conservative`: an engine did not report versions by token; spans name the oldest that may have made each.
+    `turn_rewards`: one score per turn of the policy (a run of tokens with loss_mask True), where the reward gives them.
     """
 
     token_ids: Array
@@ -105,6 +106,7 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     trainable: bool = True
     reward: float | None = None
     reward_parts: dict[str, float] = {}
+    turn_rewards: list[float] = []
     outputs: dict[str, Any] = {}
     events: list[Event] = []
 
@@ -116,6 +118,12 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def response_len(self) -> int:
         return len(self.token_ids) - self.prompt_len
+
+    @property
+    def turns(self) -> Array:
+        """int32 [R]: which turn of the policy each token belongs to (a run of loss_mask True), -1 for the environment's."""
+        begins = np.diff(self.loss_mask.astype(np.int8), prepend=0) == 1
+        return np.where(self.loss_mask, np.cumsum(begins) - 1, -1).astype(np.int32)
 
     @property
     def trainable_tokens(self) -> int:
@@ -213,6 +221,32 @@ class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tokens(self) -> int:
         return sum(sample.tokens for sample in self.samples)
+
+
+class SampleScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the reward said of one sample. It travels in a header: the body of an execution never changes."""
+
+    reward: float | None = None
+    parts: dict[str, float] = {}
+    turns: list[float] = []
+
+
+def scores_of(execution: Execution) -> list[SampleScore]:
+    """One per sample."""
+    return [
+        SampleScore(reward=one.reward, parts=one.reward_parts, turns=one.turn_rewards) for one in execution.samples
+    ]
+
+
+def with_scores(execution: Execution, scores: list[SampleScore]) -> Execution:
+    """`execution` itself, scored. Raises RecordError when there are not as many scores as samples."""
+    if len(scores) != len(execution.samples):
+        raise RecordError(
+            f"execution {execution.id} has {len(execution.samples)} samples and {len(scores)} scores; expected one for each"
+        )
+    for sample, score in zip(execution.samples, scores, strict=True):
+        sample.reward, sample.reward_parts, sample.turn_rewards = score.reward, dict(score.parts), list(score.turns)
+    return execution
 
 
 def sample_header(sample: Sample) -> SampleHeader:

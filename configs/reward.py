@@ -15,6 +15,8 @@ class RewardConfig(Section):
     """Processes."""
     hook: Hook | None = None
     args: Arguments = Field(default_factory=dict)
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Of a reward's named parts in its sum; a part without one weighs 1."""
     workers: Count = 1
     """Calls at once in one process."""
     timeout_s: Seconds = 30.0

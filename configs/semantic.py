@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from physarum.configs.age import AgePolicy
+from physarum.configs.algorithm_rules import algorithm_findings
 from physarum.configs.devices import device_groups
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, dotted
 from physarum.configs.root import RootConfig
+from physarum.configs.trainer import TrainerConfig
 
 _Finding = tuple[KeyPath, str, str, str]
 """Key path to point at, found, expected, remedy."""
@@ -26,7 +29,7 @@ def semantic_problems(config: RootConfig) -> list[Problem]:
 
 
 def _objective(config: RootConfig) -> Iterator[_Finding]:
-    if config.trainer.objective != "grpo" or config.samples.recorded:
+    if config.trainer.objective != "rl" or config.samples.recorded:
         return
     needed: list[tuple[KeyPath, object]] = [
         (("rollout", "generate"), config.rollout.generate),
@@ -36,11 +39,7 @@ def _objective(config: RootConfig) -> Iterator[_Finding]:
     for key, value in needed:
         if not value:
             remedy = f"add `{dotted(key)}`, or train with `trainer.objective: sft`"
-            yield key, f"no `{dotted(key)}`", "it with `trainer.objective: grpo`", remedy
-    if config.source.group_size == 1:
-        found = "`source.group_size: 1` with `trainer.objective: grpo`"
-        remedy = "raise `source.group_size`: a group of one has no advantage to learn from"
-        yield ("source", "group_size"), found, "a group of at least 2", remedy
+            yield key, f"no `{dotted(key)}`", "it with `trainer.objective: rl`", remedy
 
 
 def _replicas(config: RootConfig) -> Iterator[_Finding]:
@@ -52,31 +51,50 @@ def _replicas(config: RootConfig) -> Iterator[_Finding]:
 
 
 def _recording(config: RootConfig) -> Iterator[_Finding]:
-    """Nothing is disposed of where nothing is trained: counting admission would stop after the first batches."""
-    if config.trainer.record_only and config.age.admission == "count":
-        found = "`trainer.record_only: true` with `age.admission: count`"
+    """Nothing is disposed of where nothing is trained: any other admission would stop after the first batches."""
+    admission = config.age.of(config.source.name).admission
+    if config.trainer.record_only and admission != "free":
+        found = f"`trainer.record_only: true` with `age.admission: {admission}`"
         yield ("age", "admission"), found, "`free`", "set `age.admission: free` (actorctl rollout-only does)"
 
 
-def _off_policy(config: RootConfig) -> Iterator[_Finding]:
-    """Tokens of an older version need a correction: TIS, or a ratio against the engine's own log-probabilities."""
-    algorithm = config.trainer.algorithm
-    if config.trainer.objective != "grpo":
-        return
-    key: KeyPath = ("trainer", "algorithm", "correction")
-    if config.age.bound > 0 and algorithm.correction == "none" and algorithm.old_logprobs == "recompute":
+def _age(config: RootConfig) -> Iterator[_Finding]:
+    """Each policy with what it needs: of the whole section, then of the source that has its own."""
+    for name in config.age.streams:
+        if name != config.source.name and not config.samples.recorded:
+            found = f"`age.streams.{name}` with `source.name: {config.source.name}`"
+            remedy = f"rename it to `{config.source.name}`, or remove it"
+            yield ("age", "streams", name), found, "the name of a source", remedy
+    policies: list[tuple[KeyPath, AgePolicy]] = [(("age",), config.age)]
+    policies += [(("age", "streams", name), config.age.of(name)) for name in config.age.streams]
+    for key, policy in policies:
+        yield from _age_policy(config, key, policy)
+
+
+def _age_policy(config: RootConfig, key: KeyPath, policy: AgePolicy) -> Iterator[_Finding]:
+    prefix = dotted(key)
+    if policy.in_flight == "abort" and policy.consumption != "drop":
         yield (
-            key,
-            f"`trainer.algorithm.correction: none` with `age.bound: {config.age.bound}`",
-            "a correction for tokens of older versions",
-            "set `trainer.algorithm.correction: tis`, or `age.bound: 0`",
+            (*key, "in_flight"),
+            f"`{prefix}.in_flight: abort` with `{prefix}.consumption: {policy.consumption}`",
+            "`drop`: only there an execution with a token over the bound is lost for training",
+            f"set `{prefix}.consumption: drop`, or `{prefix}.in_flight: continue`",
         )
-    if algorithm.correction == "tis" and algorithm.old_logprobs == "engine":
+    if policy.consumption != "wait":
+        return
+    if policy.admission == "free":
         yield (
-            key,
-            "`trainer.algorithm.correction: tis` with `trainer.algorithm.old_logprobs: engine`",
-            "each token's importance weighed once",
-            "set `trainer.algorithm.old_logprobs: recompute`, or `trainer.algorithm.correction: none`",
+            (*key, "admission"),
+            f"`{prefix}.consumption: wait` with `{prefix}.admission: free`",
+            "at most bound + 1 batches under way: else the first of a batch is over the bound when the last one comes",
+            f"set `{prefix}.admission: count`, or `{prefix}.consumption: mask`",
+        )
+    if config.samples.recorded:
+        yield (
+            (*key, "consumption"),
+            f"`{prefix}.consumption: wait` with `samples.recorded: true`",
+            "samples that are still being made: what was recorded may lack the task that is waited for",
+            f"set `{prefix}.consumption: mask`, or `train`",
         )
 
 
@@ -84,9 +102,10 @@ def _ordered(config: RootConfig) -> Iterator[_Finding]:
     """Ordered mode is exact only if one batch is out at a time and every version is served."""
     if not config.trainer.ordered:
         return
+    age = config.age.of(config.source.name)
     needed: list[tuple[KeyPath, object, object]] = [
-        (("age", "bound"), config.age.bound, 0),
-        (("age", "admission"), config.age.admission, "count"),
+        (("age", "bound"), age.bound, 0),
+        (("age", "admission"), age.admission, "count"),
         (("trainer", "publish_every"), config.trainer.publish_every, 1),
     ]
     for key, found, expected in needed:
@@ -104,6 +123,7 @@ def _world(config: RootConfig) -> Iterator[_Finding]:
         remedy = f"set `trainer.ranks` to a multiple of {trainer.model_parallel}, or lower tp, pp or cp"
         yield ("trainer", "ranks"), found, "ranks divisible by tp * pp * cp", remedy
         return
+    yield from _experts(trainer)
     replicas, batch = trainer.ranks // trainer.model_parallel, trainer.groups_per_batch * group_size
     if batch < replicas:
         found = (
@@ -113,9 +133,23 @@ def _world(config: RootConfig) -> Iterator[_Finding]:
         yield ("trainer", "groups_per_batch"), found, "at least one execution for each data-parallel rank", remedy
 
 
+def _experts(trainer: TrainerConfig) -> Iterator[_Finding]:
+    """Experts are spread over the ranks of a pipeline stage."""
+    etp = trainer.tp if trainer.etp is None else trainer.etp
+    if etp not in (1, trainer.tp):
+        found = f"`trainer.etp: {etp}` with `trainer.tp: {trainer.tp}`"
+        yield ("trainer", "etp"), found, f"1 or {trainer.tp}", "leave `trainer.etp` out, or set it to 1"
+        return
+    stage = trainer.ranks // trainer.pp
+    if stage % (etp * trainer.ep):
+        found = f"`ep * etp` = {trainer.ep} * {etp} with `trainer.ranks / trainer.pp` = {stage}"
+        remedy = f"set `trainer.ranks` to a multiple of {trainer.pp * etp * trainer.ep}, or lower `trainer.ep`"
+        yield ("trainer", "ep"), found, "ranks of a pipeline stage divisible by ep * etp", remedy
+
+
 def _sequence_length(config: RootConfig) -> Iterator[_Finding]:
     """The longest sequence known: the engines' context length where it is set, else one prompt token and one answer."""
-    if config.trainer.objective != "grpo":
+    if config.trainer.objective != "rl":
         return
     contexts = [
         (length, f"engines.{name}.sglang.context-length")
@@ -165,6 +199,15 @@ def _devices(config: RootConfig) -> Iterator[_Finding]:
             yield (*key, "env", "CUDA_VISIBLE_DEVICES"), found, "one of the two", "remove the variable: `gpus` sets it"
 
 
+def _blobs(config: RootConfig) -> Iterator[_Finding]:
+    """Each checkpoint actor has one store."""
+    replicas, stores = config.blobs.replicas, config.checkpoint.count
+    if replicas > stores:
+        found = f"`blobs.replicas: {replicas}` with `checkpoint.count: {stores}`"
+        remedy = f"raise `checkpoint.count` to {replicas}, or lower `blobs.replicas`"
+        yield ("blobs", "replicas"), found, "a checkpoint actor for each copy", remedy
+
+
 def _supervision(config: RootConfig) -> Iterator[_Finding]:
     s = config.supervisor
     if s.heartbeat_limit_s <= s.heartbeat_s:
@@ -181,12 +224,14 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _objective,
     _replicas,
     _recording,
-    _off_policy,
+    _age,
+    algorithm_findings,
     _ordered,
     _world,
     _sequence_length,
     _evaluation,
     _engine_ports,
     _devices,
+    _blobs,
     _supervision,
 )

@@ -24,8 +24,14 @@ def suggest_key(root: type[BaseModel], key: KeyPath) -> str | None:
     owner = model_at(root, section)
     if owner is not None and (found := nearest(name, owner.model_fields)) is not None:
         return dotted((*section, found))
-    same = [known for known in known_keys(root) if known.rpartition(".")[2] == name]
-    return same[0] if len(same) == 1 else None
+    same = sorted((known for known in known_keys(root) if known.rpartition(".")[2] == name), key=_depth)
+    alone = len(same) == 1 or (len(same) > 1 and _depth(same[0]) < _depth(same[1]))
+    return same[0] if alone else None
+
+
+def _depth(known: str) -> int:
+    """The key nearest to the top is meant, where one is nearer than all others."""
+    return known.count(".")
 
 
 def model_at(root: type[BaseModel], key: KeyPath) -> type[BaseModel] | None:

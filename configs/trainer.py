@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
+from physarum.configs.algorithm import AlgorithmConfig
 from physarum.configs.types import Count, Devices, Environment, Natural, Port, Seconds, Section, refuse
 
 _Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -27,35 +28,23 @@ def _spell_fields(value: Any) -> Any:
 MegatronFields = Annotated[dict[str, JsonValue], BeforeValidator(_spell_fields)]
 
 
-class AlgorithmConfig(Section):
-    """GRPO (arXiv 2402.03300) with clip-higher (DAPO, arXiv 2503.14476) and truncated importance sampling."""
-
-    normalize_std: bool = True
-    """Divide group advantages by their standard deviation; false is Dr. GRPO (arXiv 2503.20783)."""
-    clip_low: _Fraction = 0.2
-    clip_high: Annotated[float, Field(ge=0)] = 0.28
-    """The policy ratio is clipped to [1 - clip_low, 1 + clip_high]."""
-    correction: Literal["tis", "none"] = "tis"
-    """`tis` weighs each token by min(p_train / p_engine, tis_cap)."""
-    tis_cap: Annotated[float, Field(gt=0)] = 2.0
-    old_logprobs: Literal["recompute", "engine"] = "recompute"
-    """Denominator of the policy ratio: the trainer's own log-probabilities, or the engine's."""
-    reduction: Literal["token", "execution"] = "token"
-    """Mean over all tokens, or over executions of their token means."""
-
-
 class TrainerConfig(Section):
     """Sizes of the batch and of the world, optimizer, and how often versions and checkpoints are made."""
 
-    objective: Literal["grpo", "sft"]
+    objective: Literal["rl", "sft", "dpo"]
+    """`rl`: policy gradient of rewards (`algorithm`); `sft`: demonstrations; `dpo`: the better of each group over the worse."""
     ranks: Count = 1
     """Processes of the Megatron world."""
     tp: Count = 1
     """Tensor-parallel size."""
     pp: Count = 1
-    """Pipeline-parallel size."""
+    """Pipeline-parallel size: the layers in as many stages."""
     cp: Count = 1
-    """Context-parallel size."""
+    """Context-parallel size: each sequence's tokens over as many ranks."""
+    ep: Count = 1
+    """Expert-parallel size: the experts of each layer over as many ranks of a pipeline stage."""
+    etp: Count | None = None
+    """Tensor-parallel size of experts, 1 or `tp`; null: `tp`."""
     lr: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     betas: tuple[_Fraction, _Fraction] = (0.9, 0.999)

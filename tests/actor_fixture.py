@@ -31,7 +31,7 @@ source: {hook: "physarum.agents.calculator.problems:Problems", group_size: 2}
 rollout: {generate: "physarum.agents.calculator.episode:generate"}
 reward: {hook: "physarum.agents.calculator.reward:exact_match"}
 engines: {policy: {}}
-trainer: {objective: grpo, lr: 1e-4, groups_per_batch: 2}
+trainer: {objective: rl, lr: 1e-4, groups_per_batch: 2}
 age: {bound: 1}
 stop: {steps: 10}
 """

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from physarum.agents.protocols import Client
+from physarum.agents.trajectory import Trajectory
 from physarum.bus.records import Sample, Task
+from physarum.bus.version import Span
 
 
 class Rows:
@@ -102,3 +104,29 @@ async def ask(task: Task, client: Client, *, folder: str = "") -> list[Sample]:
             spans=made.spans,
         )
     ]
+
+
+async def aged(task: Task, client: Client, *, folder: str = "") -> list[Sample]:
+    """A first attempt claims to be made by weights 0; a refill by weights that are young for ever."""
+    made = sample(task.ordinal, task.attempt)
+    number = 0 if task.attempt == 0 else 1_000_000
+    response = made.response_len
+    return [
+        Sample(
+            token_ids=made.token_ids,
+            prompt_len=made.prompt_len,
+            loss_mask=made.loss_mask,
+            logprobs=np.zeros(response, np.float32),
+            spans=[Span(f"policy@1.{number}", 0, response)],
+        )
+    ]
+
+
+async def ask_twice(task: Task, client: Client, **_unused: Any) -> list[Sample]:
+    """Two turns of the policy, with one token of the environment between them."""
+    trajectory = Trajectory([1, 2, task.ordinal])
+    for turn in range(2):
+        trajectory.append_generated(await client.generate(trajectory.token_ids))
+        if turn == 0:
+            trajectory.append_environment([9])
+    return [trajectory.sample()]

@@ -76,7 +76,9 @@ class ChainedWorld:
     def __init__(self) -> None:
         self.weights = ""
 
-    def step(self, sequences: Sequence[TrainSequence], lr: float | None = None) -> StepResult:
+    def step(
+        self, sequences: Sequence[TrainSequence], lr: float | None = None, number: int | None = None
+    ) -> StepResult:
         self.gate.wait(DEADLINE_S)
         self.weights = chained(
             self.weights, [sequence.token_ids[: len(tokens_of(0))].tolist() for sequence in sequences]

@@ -22,10 +22,9 @@ from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.values import apply_reward
 from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
-from physarum.actors.wire import ExecutionStream, publish_execution, read_execution
-from physarum.bus.codec import encode
+from physarum.actors.wire import ExecutionStream, publish_scored, read_body
+from physarum.bus.codec import decode
 from physarum.bus.errors import BlobAlteredError, BlobMissingError, CodecError
-from physarum.bus.names import BLOB_HEADER
 from physarum.bus.records import Execution
 from physarum.bus.work import Delivery, WorkQueue
 
@@ -113,7 +112,8 @@ class RewardActor(Actor):
 
     async def _handle(self, delivery: Delivery, target: ExecutionStream) -> None:
         try:
-            execution = await read_execution(self.context, delivery.headers, delivery.data)
+            body = await read_body(self.context, delivery.headers, delivery.data)
+            execution = decode(body, Execution)
         except (CodecError, BlobAlteredError) as error:
             self.numbers["failed"] += 1
             await delivery.bury(f"unreadable execution: {error}")
@@ -122,21 +122,19 @@ class RewardActor(Actor):
             await self._fail(delivery, str(error))
             return
         try:
-            await self._score(execution, delivery)
+            await self._score(execution, body)
         except (HookFailedError, BadHookResultError) as error:
             self.numbers["timeouts"] += isinstance(error, HookTimeoutError)
             await self._fail(delivery, str(error))
             return
-        await publish_execution(self.context, target, execution)
+        await publish_scored(self.context, target, execution, delivery.headers, delivery.data)
         await delivery.ack()
         self.numbers["scored"] += 1
         self.progressed()
 
-    async def _score(self, execution: Execution, delivery: Delivery) -> None:
-        if self._pool is None:
-            return
-        body = delivery.data if BLOB_HEADER not in delivery.headers else encode(execution)
-        apply_reward(execution, await self._pool.score(body))
+    async def _score(self, execution: Execution, body: bytes) -> None:
+        if self._pool is not None:
+            apply_reward(execution, await self._pool.score(body), self.config.reward.weights)
 
     async def _fail(self, delivery: Delivery, reason: str) -> None:
         self.numbers["failed"] += 1

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from physarum.actors.errors import BadHookResultError
-from physarum.bus.records import Execution
+from physarum.bus.records import Execution, Sample
 
 EXPECTED: Final = (
     "expected a finite number, a mapping of names to finite numbers, or a list of those with one entry per sample"
 )
+TURNS: Final = "turns"
+"""The part that is a list: one score per turn of the policy."""
 
 
-def apply_reward(execution: Execution, value: Any) -> None:
-    """Sets `reward` and `reward_parts` of every sample. Raises BadHookResultError and then changes nothing.
+def apply_reward(execution: Execution, value: Any, weights: Mapping[str, float] | None = None) -> None:
+    """Sets `reward`, `reward_parts` and `turn_rewards` of every sample. Raises BadHookResultError and then changes nothing.
 
-    A number, or a mapping (its values are summed, its parts kept), judges the execution and so all its samples alike.
+    A number, or a mapping (its values are summed by `weights`, 1 where none is given; its parts kept), judges the execution
+    and so all its samples alike. The part `turns` is a list, one score per turn of the policy; its sum counts as a part.
     """
     samples = execution.samples
     if isinstance(value, list) and len(value) != len(samples):
@@ -24,19 +28,48 @@ def apply_reward(execution: Execution, value: Any) -> None:
             f"the reward hook returned a list of {len(value)} entries for an execution of {len(samples)} samples;"
             " expected one entry per sample"
         )
-    scores = [_score(one) for one in value] if isinstance(value, list) else [_score(value)] * len(samples)
-    for sample, (reward, parts) in zip(samples, scores, strict=True):
-        sample.reward, sample.reward_parts = reward, dict(parts)
+    values = value if isinstance(value, list) else [value] * len(samples)
+    scores = [_score(one, weights or {}) for one in values]
+    for sample, score in zip(samples, scores, strict=True):
+        _check_turns(sample, score)
+    for sample, score in zip(samples, scores, strict=True):
+        sample.reward, sample.reward_parts, sample.turn_rewards = score.reward, dict(score.parts), list(score.turns)
 
 
-def _score(value: Any) -> tuple[float, dict[str, float]]:
-    """The reward and its named parts."""
+class _Score(NamedTuple):
+    reward: float
+    parts: dict[str, float]
+    turns: list[float]
+
+
+def _score(value: Any, weights: Mapping[str, float]) -> _Score:
     if not isinstance(value, dict):
-        return _finite(value, "a value"), {}
+        return _Score(_finite(value, "a value"), {}, [])
     if not value:
         raise BadHookResultError(f"the reward hook returned an empty mapping; {EXPECTED}")
-    parts = {_name(name): _finite(part, f"part {name!r}") for name, part in value.items()}
-    return _finite(sum(parts.values()), "a sum of parts"), parts
+    turns = _turns(value[TURNS]) if TURNS in value else []
+    parts = {_name(name): _finite(part, f"part {name!r}") for name, part in value.items() if name != TURNS}
+    if TURNS in value:
+        parts[TURNS] = _finite(sum(turns), "a sum of turns")
+    total = sum(weights.get(name, 1.0) * part for name, part in parts.items())
+    return _Score(_finite(total, "a sum of parts"), parts, turns)
+
+
+def _turns(value: Any) -> list[float]:
+    if not isinstance(value, list):
+        raise BadHookResultError(
+            f"the reward hook returned part {TURNS!r} of type {type(value).__name__}; expected a list, one score per turn"
+        )
+    return [_finite(one, f"the score of turn {turn}") for turn, one in enumerate(value)]
+
+
+def _check_turns(sample: Sample, score: _Score) -> None:
+    count = int(sample.turns.max(initial=-1)) + 1
+    if score.turns and len(score.turns) != count:
+        raise BadHookResultError(
+            f"the reward hook returned {len(score.turns)} scores of turns for a sample with {count} turns of the policy;"
+            " expected one per turn"
+        )
 
 
 def _name(name: Any) -> str:

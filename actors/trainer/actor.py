@@ -146,6 +146,7 @@ class TrainerActor(Actor):
                 group.create_task(intake.read_dead(), name="read DEAD"),
                 group.create_task(readiness.exhaustion.follow(), name="follow the source"),
                 group.create_task(stepper.publication.run(), name="publish versions"),
+                group.create_task(stepper.bodies.run(planner, intake.came), name="fetch ahead"),
             ]
             await stepper.begin()
             reason = await self._steps(stepper, planner, readiness, recovery)
@@ -162,9 +163,7 @@ class TrainerActor(Actor):
     def _waiting(self, complete_groups: int) -> None:
         self.numbers["waiting_groups"] = complete_groups
 
-    async def _steps(
-        self, stepper: Stepper, planner: Planner, readiness: Readiness, recovery: Recovery
-    ) -> str | None:
+    async def _steps(self, stepper: Stepper, planner: Planner, readiness: Readiness, recovery: Recovery) -> str | None:
         """Trains until a stop condition is met or nothing more can come (its name), or until draining (None)."""
         rule = StopRule(self.config.stop, recovery.trained)
         for item in recovery.replay:

@@ -33,9 +33,13 @@ class TrainSequence(msgspec.Struct, frozen=True, eq=False):
     engine_logprobs: Float32
     """[R] log-probabilities that the engine reported at sampling, NaN where there is none (environment tokens)."""
     advantage: float | Float32
-    """One value for every response token, or [R]."""
+    """One value for every response token, or [R]. Where advantages are made of returns: the reward."""
     execution: int
     """Index of the execution within the batch."""
+    group: int = 0
+    """Index of the group within the batch."""
+    columns: dict[str, Float32] = {}
+    """Further values per response token by name, [R] each (`age`, ...); all sequences of a batch have the same names."""
 
     def __post_init__(self) -> None:
         response = len(self.token_ids) - self.prompt_len
@@ -49,6 +53,8 @@ class TrainSequence(msgspec.Struct, frozen=True, eq=False):
         _check("engine_logprobs", self.engine_logprobs, np.float32, response)
         if isinstance(self.advantage, np.ndarray):
             _check("advantage", self.advantage, np.float32, response)
+        for name, column in self.columns.items():
+            _check(name, column, np.float32, response)
 
     @property
     def length(self) -> int:
@@ -70,6 +76,10 @@ class TrainSequence(msgspec.Struct, frozen=True, eq=False):
         if isinstance(self.advantage, np.ndarray):
             return self.advantage
         return np.full(self.response_len, self.advantage, np.float32)
+
+    def with_columns(self, **columns: Float32) -> "TrainSequence":
+        """The same sequence with further columns, or others of the same name."""
+        return msgspec.structs.replace(self, columns={**self.columns, **columns})
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -100,6 +110,8 @@ class _Columns(msgspec.Struct, frozen=True):
     loss_mask: bytes
     engine_logprobs: bytes
     advantages: bytes
+    groups: list[int]
+    columns: dict[str, bytes]
 
 
 def encode_sequences(sequences: Sequence[TrainSequence]) -> bytes:
@@ -112,6 +124,11 @@ def encode_sequences(sequences: Sequence[TrainSequence]) -> bytes:
         loss_mask=_join([sequence.loss_mask for sequence in sequences], "|b1"),
         engine_logprobs=_join([sequence.engine_logprobs for sequence in sequences], "<f4"),
         advantages=_join([sequence.advantages() for sequence in sequences], "<f4"),
+        groups=[sequence.group for sequence in sequences],
+        columns={
+            name: _join([sequence.columns[name] for sequence in sequences], "<f4")
+            for name in (sequences[0].columns if sequences else ())
+        },
     )
     return msgspec.msgpack.encode(columns)
 
@@ -123,8 +140,10 @@ def decode_sequences(data: bytes) -> list[TrainSequence]:
     loss_mask = np.frombuffer(columns.loss_mask, "|b1")
     engine_logprobs = np.frombuffer(columns.engine_logprobs, "<f4")
     advantages = np.frombuffer(columns.advantages, "<f4")
+    further = {name: np.frombuffer(column, "<f4") for name, column in columns.columns.items()}
+    places = zip(columns.lengths, columns.prompt_lens, columns.executions, columns.groups, strict=True)
     sequences, token, response = [], 0, 0
-    for length, prompt_len, execution in zip(columns.lengths, columns.prompt_lens, columns.executions, strict=True):
+    for length, prompt_len, execution, group in places:
         end = response + length - prompt_len
         sequences.append(
             TrainSequence(
@@ -134,6 +153,8 @@ def decode_sequences(data: bytes) -> list[TrainSequence]:
                 engine_logprobs[response:end],
                 advantages[response:end],
                 execution,
+                group,
+                {name: column[response:end] for name, column in further.items()},
             )
         )
         token, response = token + length, end

@@ -17,10 +17,11 @@ _IDLE = datetime.timedelta(days=3650)
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """One optimizer step; `sequences` as encode_sequences gives them."""
+    """One batch, which leaves version `number`; `sequences` as encode_sequences gives them."""
 
     sequences: bytes
     lr: float | None
+    number: int
 
 
 class Logprobs(msgspec.Struct, frozen=True, tag=True):

@@ -40,7 +40,8 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct):
-    """Members by index. `given_up`: will not come, or only too late; `first_at`: when the first one came."""
+    """Members by index. `given_up`: will not come, or only too late; `first_at`: when the first one came, or the last
+    one was asked for again."""
 
     name: str
     size: int
@@ -52,6 +53,21 @@ class Group(msgspec.Struct):
     def closed(self) -> bool:
         return len(self.members.keys() | self.given_up) >= self.size
 
+    @property
+    def arrived(self) -> list[Arrived]:
+        """What came, by member."""
+        return [self.members[member] for member in sorted(self.members)]
+
+    @property
+    def source(self) -> str:
+        """Whose it is. Call only where a member came."""
+        return next(iter(self.members.values())).header.source
+
+    @property
+    def first_ordinal(self) -> int:
+        """Of the group's first member, whether that came or not. Call only where one came."""
+        return first_ordinal(next(iter(self.members.values())).header)
+
 
 class Groups:
     """All open groups, and those that are complete, in the order in which they became so, until they are taken."""
@@ -62,7 +78,7 @@ class Groups:
         self._complete: dict[str, Group] = {}
         self._closings: dict[str, GroupClosedRecord] = {}
         self._gone: dict[str, set[int]] = {}
-        self._asked: dict[tuple[str, int], int] = {}
+        self._asked: dict[tuple[str, int], RefillRecord] = {}
 
     @property
     def complete(self) -> int:
@@ -74,40 +90,100 @@ class Groups:
         """Executions that wait for their group, or for a plan."""
         return sum(len(group.members) for group in (*self._open.values(), *self._complete.values()))
 
-    def take(self, count: int) -> list[Group]:
-        """The `count` groups that were complete first; they are known here no longer."""
-        return [self._complete.pop(name) for name in list(self._complete)[:count]]
+    def take(self, name: str) -> Group:
+        """A complete group by name; it is known here no longer."""
+        group = self._complete.pop(name)
+        for member in group.members:
+            self._asked.pop((name, member), None)
+        return group
+
+    def completed(self) -> list[Group]:
+        """Groups that may be taken, in the order in which they became complete."""
+        return list(self._complete.values())
+
+    def awaits(self, name: str) -> bool:
+        """Whether the group is known and may still be taken."""
+        return name in self._open or name in self._complete
 
     def admit(self, arrived: Arrived, now: float) -> str | None:
         """Takes an execution; returns why it is not taken (late, incomplete, duplicate), or None."""
         header = arrived.header
+        refused = self.refusal(header)
+        if refused is None:
+            group = self._group(header.group, header.group_size, now)
+            group.members[header.member] = arrived
+            self._note(group)
+        return refused
+
+    def refusal(self, header: ExecutionHeader) -> str | None:
+        """Why an execution has no place in its group (late, incomplete, duplicate); None when it has one."""
         closing = self._closings.get(header.group)
         if self._went_on_without(header.group, header.member):
             return "late"
         if closing is not None and not closing.trained:
             return "incomplete"
-        group = self._complete.get(header.group) or self._group(header.group, header.group_size, now)
+        group = self._complete.get(header.group) or self._open.get(header.group)
+        if group is None:
+            return None
         if header.member in group.given_up:
             return "late"
         present = group.members.get(header.member)
-        if present is not None:
-            return "duplicate" if present.header.attempt == header.attempt else "late"
-        group.members[header.member] = arrived
-        self._note(group)
-        return None
+        if present is None:
+            return None
+        return "duplicate" if present.header.attempt == header.attempt else "late"
 
     def bury(self, dead: DeadMember, now: float) -> RefillRecord | None:
         """A member's task is dead: the refill to record (then call `asked`), or None, and it is given up."""
-        if self._asked.get((dead.group, dead.member), 0) > dead.attempt:
+        if self._asked_after(dead.group, dead.member, dead.attempt):
             return None  # its successor is on its way
         if self._went_on_without(dead.group, dead.member):
             return None  # a refill would only be late
-        if dead.attempt < self._rules.refills:
-            return RefillRecord(
-                source=dead.source, ordinal=dead.ordinal, group=dead.group, member=dead.member, attempt=dead.attempt + 1
-            )
-        self.give_up(dead.group, dead.group_size, dead.member, now)
-        return None
+        refill = self._refill(dead, "dead")
+        if refill is None:
+            self.give_up(dead.group, dead.group_size, dead.member, now)
+        return refill
+
+    def expel(self, arrived: Arrived, reason: str, now: float) -> RefillRecord | None:
+        """Takes an execution out of its group, of which it may have been part; as `bury` for what follows.
+
+        The group is open again until the refill comes; without one it goes on with those that are left."""
+        header = arrived.header
+        name, member = header.group, header.member
+        lost = DeadMember(header.source, header.ordinal, name, header.group_size, member, header.attempt)
+        group = self._complete.pop(name, None) or self._group(name, header.group_size, now)
+        group.first_at = now
+        self._open[name] = group
+        self._gone.pop(name, None)
+        if group.members.get(member) == arrived:
+            del group.members[member]
+        refill = None
+        if not self._asked_after(name, member, header.attempt):
+            refill = self._refill(lost, reason)
+            if refill is None:
+                group.given_up.add(member)
+        self._note(group)
+        return refill
+
+    def successor(self, name: str, member: int) -> RefillRecord | None:
+        """What was asked for because the attempts before it were dropped for their age: those are never trained."""
+        asked = self._asked.get((name, member))
+        return None if asked is None or asked.reason == "dead" else asked
+
+    def _refill(self, lost: DeadMember, reason: str) -> RefillRecord | None:
+        if lost.attempt >= self._rules.refills:
+            return None
+        return RefillRecord(
+            source=lost.source,
+            ordinal=lost.ordinal,
+            group=lost.group,
+            member=lost.member,
+            attempt=lost.attempt + 1,
+            reason=reason,
+        )
+
+    def _asked_after(self, name: str, member: int, attempt: int) -> bool:
+        asked = self._asked.get((name, member))
+        return asked is not None and asked.attempt > attempt
 
     def _went_on_without(self, name: str, member: int) -> bool:
         """Whether the group was closed, and this member was not there."""
@@ -116,7 +192,7 @@ class Groups:
 
     def asked(self, record: RefillRecord) -> None:
         """A refill was recorded in LEDGER."""
-        self._asked[record.group, record.member] = record.attempt
+        self._asked[record.group, record.member] = record
 
     def give_up(self, name: str, size: int, member: int, now: float) -> None:
         """A member will not come: its group closes without it."""
@@ -198,6 +274,11 @@ class Groups:
             self._gone[group.name] = group.given_up
         if group.members:
             self._complete[group.name] = group
+
+
+def first_ordinal(header: ExecutionHeader) -> int:
+    """The ordinal of the first member of an execution's group."""
+    return header.ordinal - header.member
 
 
 def _first_sequence(group: Group) -> int:

@@ -20,12 +20,13 @@ from physarum.bus.log import LogReader
 
 class Intake:
     """Two readers that fill the planner. `changed` is set whenever a plan may have become possible; `refills` are asked
-    for by deaths and wait to be recorded."""
+    for by deaths and wait to be recorded. `came` is set whenever samples were taken in, for whoever fetches ahead."""
 
     def __init__(self, context: Context, planner: Planner, cursor: Cursor, replayed: IntervalSet) -> None:
         self._context, self._planner, self._cursor = context, planner, cursor
         self._replayed = replayed
         self.changed = asyncio.Event()
+        self.came = asyncio.Event()
         self.refills: list[RefillRecord] = []
         self.samples_through = cursor.floor - 1
         self.dead_through = 0
@@ -49,6 +50,7 @@ class Intake:
                 self.samples_through = reader.next_sequence - 1
                 if batch:
                     self.changed.set()
+                    self.came.set()
 
     async def read_dead(self) -> None:
         """Gives up, or asks to refill, the members that were dead-lettered, from the beginning of DEAD, for ever."""

@@ -1,67 +1,173 @@
 """The loss of one microbatch and the sums behind the step's metrics, from log-probabilities.
 
-Invariant: everything here adds up over microbatches and ranks (sums, one maximum); the division by counts happens once,
-for the whole batch, in `step_metrics`.
+Invariant: everything here adds up over microbatches and ranks (sums; names that begin with `max_` are maxima); the division
+by counts happens once, for the whole batch, in `step_metrics`. Every microbatch of a configuration has the same names.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from physarum.actors.trainer.algorithms.corrections import (
-    mismatch_metrics,
-    mismatch_sums,
-    truncated_importance_weights,
-)
-from physarum.actors.trainer.algorithms.losses import policy_loss, sft_loss
+from physarum.actors.trainer.algorithm_settings import AlgorithmSettings
+from physarum.actors.trainer.algorithms import losses
+from physarum.actors.trainer.algorithms.corrections import interpolated_proximal, mismatch_metrics, mismatch_sums
+from physarum.actors.trainer.algorithms.corrections.correction import Correction
 from physarum.actors.trainer.algorithms.reduction import weighted_sum
-from physarum.actors.trainer.world_config import WorldConfig
+from physarum.actors.trainer.algorithms.sequences import Sequences, sequence_sums
+from physarum.actors.trainer.off_policy import OffPolicy, corrected
+from physarum.configs.hooks import Hook, load_hook
 
-Objective = Literal["grpo", "sft"]
+Objective = Literal["rl", "sft", "dpo"]
+MAXIMUM = "max_"
+_TRUNCATION = 2.0
+"""Importance weights above it are counted in `tis_clipped_share`, with or without a correction."""
 
-SUMS = ("loss", "tokens", "entropy", "clipped", "k1", "k3", "weight", "weight_squared", "truncated")
-"""Order of the summed scalars in the vector that `microbatch_loss` returns."""
 
+@dataclass(frozen=True)
+class Rows:
+    """N trained tokens of whole sequences; all columns [N] float32 but `ages`.
 
-def microbatch_loss(
-    config: WorldConfig, logprobs: Tensor, entropy: Tensor, engine: Tensor, advantages: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss (scalar, with gradient), SUMS [len(SUMS)] float64 and max |log-probability difference| (scalar float64).
-
-    All inputs [N] over trained tokens. "grpo": weighted PPO clip; with `old_logprobs` "recompute" the old policy is the
-    trainer's own before this update (ratio 1 in value, its gradient is the policy gradient), with
-    "engine" the ratio is against the engine's. `correction` "tis" scales every token by its truncated importance
-    weight.
+    `proximal` is None where it is the trained policy itself: one optimizer step, its own log-probabilities before it.
+    `correction`: weights that were computed over the whole batch beforehand; `kept`: by the kept weights of old versions.
     """
-    mask = torch.ones_like(logprobs, dtype=torch.bool)
-    sums = {"tokens": mask.sum(), "entropy": entropy.sum()}
-    largest = logprobs.new_zeros((), dtype=torch.float64)
-    if config.objective == "sft":
-        loss = weighted_sum(sft_loss(logprobs, mask), mask, weights)
+
+    logprobs: Tensor
+    entropy: Tensor
+    weights: Tensor
+    """1 / denominator, see algorithms/reduction.py."""
+    columns: Mapping[str, Tensor]
+    sequences: Sequences
+
+    def column(self, name: str) -> Tensor:
+        return self.columns[name]
+
+    @property
+    def mask(self) -> Tensor:
+        return torch.ones_like(self.logprobs, dtype=torch.bool)
+
+    @property
+    def ages(self) -> Tensor:
+        """int64; 0 where no ages were given (nothing was generated)."""
+        found = self.columns.get("age")
+        return (
+            torch.zeros(len(self.logprobs), dtype=torch.int64, device=self.logprobs.device)
+            if found is None
+            else found.long()
+        )
+
+
+def microbatch_loss(objective: Objective, algorithm: AlgorithmSettings, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss (scalar, with gradient) and named sums (scalars)."""
+    if objective == "sft":
+        loss, sums = weighted_sum(losses.sft_loss(rows.logprobs, rows.mask), rows.mask, rows.weights), {}
+    elif objective == "dpo":
+        loss, sums = _preference(algorithm, rows)
     else:
-        old = logprobs.detach() if config.old_logprobs == "recompute" else engine
-        per_token, clip = policy_loss(logprobs, old, advantages, mask, config.clip_low, config.clip_high)
-        if config.correction == "tis":
-            per_token = per_token * truncated_importance_weights(logprobs, engine, config.tis_cap)
-        loss = weighted_sum(per_token, mask, weights)
-        mismatch = mismatch_sums(logprobs, engine, mask, config.tis_cap)
-        largest = mismatch.pop("max_logprob_diff")
-        sums |= mismatch | {"clipped": clip["clipped"]}
-    sums["loss"] = loss.detach()
-    zero = loss.new_zeros(())
-    vector = torch.stack([sums.get(name, zero).double() for name in SUMS])
-    return loss, vector, largest
+        loss, sums = _policy(algorithm, rows)
+    sums |= {"tokens": rows.mask.sum(), "entropy": rows.entropy.sum(), "loss": loss.detach()}
+    return loss, {name: value.detach().double() for name, value in sums.items()}
 
 
-def step_metrics(config: WorldConfig, sums: Mapping[str, float], largest: float) -> dict[str, float]:
-    """Metrics of a whole batch from its sums."""
-    tokens = sums["tokens"]
-    metrics = {"loss": sums["loss"], "tokens": tokens, "entropy": sums["entropy"] / tokens}
-    if config.objective == "grpo":
-        metrics |= mismatch_metrics({**sums, "max_logprob_diff": largest})
-        metrics["clip_share"] = sums["clipped"] / tokens
-        if config.correction == "none":
-            metrics["tis_clipped_share"] = 0.0
+def step_metrics(objective: Objective, sums: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a whole batch from its sums: what has no name of its own is a mean per trained token."""
+    tokens = max(sums["tokens"], 1.0)
+    metrics = {"loss": sums["loss"], "tokens": sums["tokens"]}
+    if objective == "rl":
+        metrics |= mismatch_metrics({**sums, "max_logprob_diff": sums["max_logprob_diff"]})
+    used = {"loss", "tokens", "k1", "k3", "weight", "weight_squared", "truncated", "max_logprob_diff"}
+    pairs = max(sums.get("pairs", 1.0), 1.0)
+    for name, value in sums.items():
+        if name in ("pairs_right", "margin"):
+            metrics[name] = value / pairs
+        elif name not in used:
+            metrics[_METRICS.get(name, name)] = (
+                value if name in ("pairs",) or name.startswith(MAXIMUM) else value / tokens
+            )
     return metrics
+
+
+_METRICS = {"clipped": "clip_share", "dual_clipped": "dual_clip_share", "ratio": "ratio_mean"}
+
+
+def _policy(algorithm: AlgorithmSettings, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+    """Surrogate of the ratio to the old policy, weighed by the corrections, and the penalties."""
+    old = old_logprobs(algorithm, rows)
+    correction = _correction(algorithm, rows, old)
+    per_token, sums = _surrogate(algorithm, rows, old)
+    loss = weighted_sum(correction.applied(per_token), rows.mask, rows.weights)
+    if algorithm.uses_reference and algorithm.kl.place == "loss":
+        penalty = _kl(algorithm, rows, old)
+        loss = loss + algorithm.kl.coef * weighted_sum(penalty, rows.mask, rows.weights)
+        sums |= {"kl": penalty.detach().sum()}
+    if algorithm.entropy_coef:
+        entropy = losses.entropy_loss(rows.entropy, rows.mask)
+        loss = loss + algorithm.entropy_coef * weighted_sum(entropy, rows.mask, rows.weights)
+    sums |= mismatch_sums(rows.logprobs, rows.column("engine"), rows.mask, _TRUNCATION) | correction.sums
+    return loss, sums
+
+
+def old_logprobs(algorithm: AlgorithmSettings, rows: Rows) -> Tensor:
+    """log p of the policy that the ratio is taken against, detached."""
+    current = rows.columns.get("proximal", rows.logprobs.detach())
+    if algorithm.old_logprobs == "engine":
+        return rows.column("engine")
+    if algorithm.old_logprobs == "kept":
+        return rows.column("kept")
+    if algorithm.old_logprobs == "interpolate":
+        return interpolated_proximal(current, rows.column("engine"), rows.ages, rows.mask)
+    return current
+
+
+def _correction(algorithm: AlgorithmSettings, rows: Rows, old: Tensor) -> Correction:
+    """Computed over the whole batch beforehand, or here: what was the policy before the update, against the engine."""
+    if "correction" in rows.columns:
+        kept = rows.column("correction") != 0
+        return Correction(rows.column("correction"), kept, {"rejected": (~kept).sum()})
+    train = rows.columns.get("proximal", rows.logprobs.detach()) if algorithm.old_logprobs == "engine" else old
+    advantages = rows.column("advantage")
+    tokens = OffPolicy(train, rows.column("engine"), advantages, rows.ages, rows.mask, rows.sequences)
+    found = corrected(algorithm.correction, tokens)
+    return Correction(found.weights, found.mask, {**found.sums, "rejected": (~found.mask).sum()})
+
+
+def _surrogate(algorithm: AlgorithmSettings, rows: Rows, old: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    logprobs, advantages, mask = rows.logprobs, rows.column("advantage"), rows.mask
+    low, high = algorithm.clip_low, algorithm.clip_high
+    match algorithm.loss:
+        case "ppo":
+            return losses.policy_loss(logprobs, old, advantages, mask, low, high, algorithm.dual_clip)
+        case "cispo":
+            return losses.cispo_loss(logprobs, old, advantages, mask, low, high)
+        case "gspo":
+            return losses.gspo_loss(logprobs, old, advantages, mask, rows.sequences, low, high)
+        case "gspo-token":
+            return losses.gspo_token_loss(logprobs, old, advantages, mask, rows.sequences, low, high)
+        case "sapo":
+            return losses.sapo_loss(logprobs, old, advantages, mask)
+        case hook:
+            columns = {**rows.columns, "old": old, "entropy": rows.entropy, "mask": mask}
+            loss: Tensor = load_hook(Hook(hook))(logprobs, columns, **algorithm.hook_args)
+            return loss, {}
+
+
+def _kl(algorithm: AlgorithmSettings, rows: Rows, old: Tensor) -> Tensor:
+    reference = rows.column("reference")
+    if algorithm.kl.kind == "unbiased":
+        return losses.unbiased_kl_penalty(rows.logprobs, old, reference, rows.mask)
+    return losses.kl_penalty(rows.logprobs, reference, rows.mask, algorithm.kl.kind)
+
+
+def _preference(algorithm: AlgorithmSettings, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
+    """DPO over the pairs of the microbatch: sequences 2i (chosen) and 2i + 1 (rejected) stand side by side."""
+    policy = sequence_sums(rows.logprobs, rows.mask, rows.sequences)
+    reference = sequence_sums(rows.column("reference"), rows.mask, rows.sequences).total
+    chosen, rejected = policy.total[0::2], policy.total[1::2]
+    valid = (policy.tokens[0::2] > 0) & (policy.tokens[1::2] > 0)
+    loss, sums = losses.preference_loss(chosen, rejected, reference[0::2], reference[1::2], valid, algorithm.dpo_beta)
+    share = rows.weights[:1].sum()  # 1 / pairs of the batch on every token; 0 in an empty microbatch
+    return (loss * share).sum().to(rows.logprobs.dtype), sums

@@ -1,68 +1,27 @@
 """Which executions make the next step: decided from headers alone, in the order in which groups became complete.
 
 Pure and deterministic: the same headers and deaths in the same order give the same plans. Every execution that enters
-leaves in exactly one plan, as trained, masked or dropped with a reason.
+leaves in exactly one plan, as trained, masked or dropped with a reason. No token over its stream's bound keeps its
+gradient, whatever the stream's policy (`train` excepted): where nothing else keeps it, take() masks or drops.
 
     headers, in log order --> groups --complete, or closed by death or deadline--> take() --> PlanRecord
-    dead letters -----------^
+    dead letters -----------^   ^  |
+                                |  +--settle(): over age (consumption `drop`)--> dropped, and asked for again
+                                +--------------------------- refill --------------------------------+
 """
 
 from __future__ import annotations
 
-import msgspec
-import numpy as np
-
-from physarum.actors.trainer.algorithms.advantages import group_relative_advantages
-from physarum.actors.trainer.groups import Arrived, DeadMember, GroupRules, Groups
+from physarum.actors.trainer.aging import Clock, Tally
+from physarum.actors.trainer.groups import Arrived, DeadMember, Group, Groups
+from physarum.actors.trainer.plan import Plan, PlanRules, reward_of
+from physarum.actors.trainer.planned_advantages import planned_advantages
+from physarum.actors.trainer.selection import Selection
+from physarum.actors.trainer.turns import Turns
 from physarum.bus.intervals import IntervalSet
-from physarum.bus.ledger import Dropped, GroupClosedRecord, Mask, Planned, PlanRecord, RefillRecord, lineage
-from physarum.bus.records import ExecutionHeader, SampleHeader
-from physarum.bus.version import Fork, Version, age
-
-
-class PlanRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes and how old a token with gradient may be (`bound` None: any age).
-
-    `ordered`: the groups of a batch stand in the source's order, not in that of their completion."""
-
-    groups_per_batch: int
-    bound: int | None
-    normalize_std: bool
-    objective: str
-    max_sequence_tokens: int
-    groups: GroupRules = GroupRules()
-    ordered: bool = False
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan and what it costs to know of it besides the record: ages by token, versions and rewards."""
-
-    record: PlanRecord
-    ages: dict[int, int]
-    multi_version_samples: int
-    reward_mean: float | None
-
-    @classmethod
-    def recorded(cls, record: PlanRecord, headers: list[ExecutionHeader], forks: tuple[Fork, ...]) -> Plan:
-        """A plan that was recorded earlier, with its counts computed anew; its masks and advantages are not touched."""
-        tally = _Tally(record.at_number, forks, None)
-        for planned, header in zip(record.executions, headers, strict=True):
-            tally.count(planned, header)
-        arrived = [Arrived(item.sequence, header) for item, header in zip(record.executions, headers, strict=True)]
-        return cls(
-            record=record,
-            ages=tally.ages,
-            multi_version_samples=tally.multi_version_samples,
-            reward_mean=_mean_reward(arrived),
-        )
-
-    @property
-    def trained(self) -> int:
-        return sum(1 for item in self.record.executions if item.trained_tokens > 0)
-
-    @property
-    def masked(self) -> int:
-        return len(self.record.executions) - self.trained
+from physarum.bus.ledger import Dropped, GroupClosedRecord, PlanRecord, RefillRecord, lineage
+from physarum.bus.records import ExecutionHeader
+from physarum.bus.version import Fork
 
 
 class Planner:
@@ -72,12 +31,21 @@ class Planner:
         self._rules = rules
         self._disposed = disposed if disposed is not None else {}
         self._dropped: list[Dropped] = []
+        self._refills: list[RefillRecord] = []
+        self._held: list[Dropped] = []
+        self._turns = Turns(lambda source: rules.age(source).consumption == "wait", self._disposed)
+        self._young: tuple[Clock, set[str]] = (Clock(0, ()), set())
+        self._drops_by_age = any(one.consumption == "drop" for one in (rules.age(""), *rules.streams.values()))
+        self._waits = any(one.consumption == "wait" for one in (rules.age(""), *rules.streams.values()))
         self.groups = Groups(rules.groups)
+        self.selection = Selection()
 
     @property
     def ready(self) -> bool:
-        """Whether a plan can be taken now."""
-        return self.groups.complete >= self._rules.groups_per_batch
+        """Whether a plan can be taken now. Where executions are dropped by age, `settle` comes first."""
+        if self.groups.complete < self._rules.groups_per_batch:
+            return False
+        return not self._waits or len(self._turns.in_turn(self.groups.completed())) >= self._rules.groups_per_batch
 
     @property
     def has_rest(self) -> bool:
@@ -89,23 +57,51 @@ class Planner:
         """Whether drops wait for a plan to record them; until then the log keeps their samples."""
         return bool(self._dropped)
 
+    @property
+    def asks(self) -> bool:
+        """Whether something is to be asked for again that `settle` has not returned yet."""
+        return bool(self._refills)
+
     def admit(self, arrived: Arrived, now: float = 0.0) -> None:
         """Takes one execution (`now`: monotonic seconds). The first one of a task counts; others are dropped by name."""
         header = arrived.header
-        refused = self._left_before(header) or self._too_long(header, now) or self.groups.admit(arrived, now)
+        refused = self._left_before(header)
+        if refused is None and self._cut_off(arrived, now):
+            return
+        refused = refused or self._too_long(header, now) or self.groups.admit(arrived, now)
+        if refused != "duplicate":
+            self.selection.generated(header.trainable)
         if refused is not None:
             self._drop(arrived, refused)
 
     def bury(self, dead: DeadMember, now: float = 0.0) -> RefillRecord | None:
         """A member was dead-lettered; returns the refill to record, if one is due."""
-        if self._any_attempt_left(dead.source, dead.ordinal, dead.attempt):
+        if self._any_attempt_left(dead):
             return None
-        return self.groups.bury(dead, now)
+        refill = self.groups.bury(dead, now)
+        if refill is None:
+            self._skip(dead)
+        return refill
 
     def revive(self, dead: DeadMember, now: float = 0.0) -> None:
         """A dead member was sent on its way again (`actorctl dead retry`)."""
-        if not self._any_attempt_left(dead.source, dead.ordinal, dead.attempt):
+        if not self._any_attempt_left(dead):
             self.groups.revive(dead, now)
+
+    def settle(self, at_number: int, forks: tuple[Fork, ...], now: float = 0.0) -> list[RefillRecord]:
+        """What has become too old for a step that leaves `at_number` goes, where the stream says `drop`; returns what to
+        record and ask for instead, also of what came cut off. Call it before `ready`."""
+        if self._drops_by_age:
+            clock = Clock(at_number, forks)
+            young = self._young[1] if self._young[0] == clock else set()
+            for group in self.groups.completed():
+                if group.name not in young:
+                    self._expel_old(group, clock, now)
+            self._young = clock, {group.name for group in self.groups.completed()}
+        refills, self._refills = self._refills, []
+        self._dropped += self._held
+        self._held = []
+        return refills
 
     def apply(self, record: GroupClosedRecord | RefillRecord) -> None:
         """Applies what was recorded in LEDGER."""
@@ -116,112 +112,118 @@ class Planner:
             self._drop(arrived, "incomplete")
 
     def take(self, epoch: int, at_number: int, forks: tuple[Fork, ...]) -> Plan:
-        """The next plan, its masks final for a step that leaves `at_number`. Call only when `ready`."""
-        groups = self.groups.take(self._rules.groups_per_batch)
+        """The next plan, its masks final for a step that leaves `at_number`. Not `ready`: a last or smaller one."""
+        clock = Clock(at_number, forks)
+        groups = [self.groups.take(group.name) for group in self._next_groups()]
         if self._rules.ordered:
-            groups.sort(key=lambda group: min(item.header.ordinal for item in group.members.values()))
-        arrived = [group.members[member] for group in groups for member in sorted(group.members)]
+            groups.sort(key=lambda group: group.first_ordinal)
+        arrived = [one for group in groups for one in group.arrived if not self._dropped_by_age(one, clock)]
         advantages = self._advantages(arrived)
-        tally = _Tally(at_number, forks, self._rules.bound)
-        planned = [tally.plan(item, advantage) for item, advantage in zip(arrived, advantages, strict=True)]
+        tally = Tally(clock)
+        planned = [
+            tally.plan(item, advantage, self._rules.age(item.header.source))
+            for item, advantage in zip(arrived, advantages, strict=True)
+        ]
+        for item, one in zip(arrived, planned, strict=True):
+            self.selection.trained(item.header.trainable, one.trained_tokens)
         dropped, self._dropped = self._dropped, []
         record = PlanRecord(epoch=epoch, at_number=at_number, executions=planned, dropped=dropped)
         for gone in record.places:
             self._disposed.setdefault(gone.lineage, IntervalSet()).add(gone.ordinal)
-        return Plan(
-            record=record,
-            ages=tally.ages,
-            multi_version_samples=tally.multi_version_samples,
-            reward_mean=_mean_reward(arrived),
-        )
+        return Plan.of(record, tally, arrived)
+
+    def upcoming(self) -> list[int]:
+        """The sequences that a plan taken now would hold, as many as there are."""
+        return [one.sequence for group in self._next_groups() for one in group.arrived]
+
+    def _next_groups(self) -> list[Group]:
+        """The groups of the next plan, where they stand."""
+        count, complete = self._rules.groups_per_batch, self.groups.completed()
+        if not self._waits:
+            return complete[:count]
+        turn = self._turns.in_turn(complete)
+        if len(turn) < count:  # nothing more will come, or the log is full
+            turn = self._turns.all_in_order(complete)
+        return turn[:count]
+
+    def _skip(self, one: ExecutionHeader | DeadMember) -> None:
+        """A group that is known no longer, without having been taken, brings nothing."""
+        if not self.groups.awaits(one.group):
+            self._turns.skip(one.source, one.ordinal - one.member, one.group_size)
+
+    def _expel_old(self, group: Group, clock: Clock, now: float) -> None:
+        for arrived in group.arrived:
+            rules = self._rules.age(arrived.header.source)
+            if rules.consumption == "drop" and clock.holds_over(arrived.header, rules):
+                self._expel(arrived, "over_age", now)
+
+    def _expel(self, arrived: Arrived, reason: str, now: float) -> None:
+        """No plan may record the drop before its refill is recorded: after a crash nobody would ask for it again."""
+        refill = self.groups.expel(arrived, reason, now)
+        if refill is None:
+            self._drop(arrived, reason)
+            self._skip(arrived.header)
+            return
+        self.groups.asked(refill)
+        self._refills.append(refill)
+        self._held.append(_dropped(arrived, reason))
+
+    def _dropped_by_age(self, arrived: Arrived, clock: Clock) -> bool:
+        """What became too old after the last `settle` (a last batch): dropped, and its group goes on without it."""
+        rules = self._rules.age(arrived.header.source)
+        old = rules.consumption == "drop" and clock.holds_over(arrived.header, rules)
+        if old:
+            self._drop(arrived, "over_age")
+        return old
+
+    def _cut_off(self, arrived: Arrived, now: float) -> bool:
+        """Takes what a rollout worker gave up as hopeless: its group waits for the refill, or goes on without it."""
+        header = arrived.header
+        if not self._rules.age(header.source).cut_off(header):
+            return False
+        refused = self.groups.refusal(header)
+        if refused is not None:
+            self._drop(arrived, refused)
+        else:
+            self._expel(arrived, "hopeless", now)
+        return True
 
     def _left_before(self, header: ExecutionHeader) -> str | None:
         if header.ordinal in self._disposed.get(lineage(header.source, header.attempt), ()):
             return "duplicate"
-        return "late" if self._any_attempt_left(header.source, header.ordinal, header.attempt) else None
+        successor = self.groups.successor(header.group, header.member)
+        if successor is not None and header.attempt < successor.attempt:
+            return successor.reason
+        return "late" if self._any_attempt_left(header) else None
 
-    def _any_attempt_left(self, source: str, ordinal: int, attempt: int) -> bool:
-        attempts = range(max(attempt, self._rules.groups.refills) + 1)
-        return any(ordinal in self._disposed.get(lineage(source, one), ()) for one in attempts)
+    def _any_attempt_left(self, one: ExecutionHeader | DeadMember) -> bool:
+        """Whether the member left in a plan, by whichever attempt; those that were too old do not count."""
+        successor = self.groups.successor(one.group, one.member)
+        first = successor.attempt if successor is not None else 0
+        attempts = range(first, max(one.attempt, self._rules.groups.refills) + 1)
+        return any(one.ordinal in self._disposed.get(lineage(one.source, attempt), ()) for attempt in attempts)
 
     def _too_long(self, header: ExecutionHeader, now: float) -> str | None:
         """A sequence above the token budget cannot be trained at all; its group goes on without it."""
         if all(sample.tokens <= self._rules.max_sequence_tokens for sample in header.samples):
             return None
         self.groups.give_up(header.group, header.group_size, header.member, now)
+        self._skip(header)
         return "too_long"
 
-    def _advantages(self, arrived: list[Arrived]) -> list[float]:
-        if self._rules.objective != "grpo" or not arrived:
-            return [0.0] * len(arrived)
-        rewards = [_reward(item.header) for item in arrived]
+    def _advantages(self, arrived: list[Arrived]) -> list[float | None]:
+        rewards = [reward_of(item.header) for item in arrived]
         groups = [item.header.group for item in arrived]
-        relative: list[float] = group_relative_advantages(rewards, groups, self._rules.normalize_std).tolist()
-        return relative
+        rules = self._rules
+        return planned_advantages(rules.objective, rules.advantage, rewards, groups, rules.normalize_std)
 
     def _drop(self, arrived: Arrived, reason: str) -> None:
         header = arrived.header
-        self._dropped.append(
-            Dropped(arrived.sequence, header.task, header.source, header.ordinal, header.attempt, reason)
-        )
+        self._dropped.append(_dropped(arrived, reason))
+        if reason == "incomplete":
+            self._skip(header)
 
 
-class _Tally:
-    """Masks by age and the counts that go with them."""
-
-    def __init__(self, at_number: int, forks: tuple[Fork, ...], bound: int | None) -> None:
-        self._at_number, self._forks, self._bound = at_number, forks, bound
-        self.ages: dict[int, int] = {}
-        self.multi_version_samples = 0
-
-    def plan(self, arrived: Arrived, advantage: float) -> Planned:
-        header = arrived.header
-        masks: list[Mask] = []
-        masked = 0
-        for number, sample in enumerate(header.samples):
-            self.multi_version_samples += len({span.version for span in sample.spans}) > 1
-            masked += self._mask(number, sample, masks)
-        return Planned(
-            sequence=arrived.sequence,
-            task=header.task,
-            source=header.source,
-            ordinal=header.ordinal,
-            attempt=header.attempt,
-            group=header.group,
-            advantage=advantage,
-            trained_tokens=header.trainable - masked,
-            masked_tokens=masked,
-            masks=masks,
-        )
-
-    def count(self, planned: Planned, header: ExecutionHeader) -> None:
-        """Ages and versions of a recorded plan's tokens that are not masked."""
-        masked = {(mask.sample, mask.start) for mask in planned.masks}
-        for number, sample in enumerate(header.samples):
-            self.multi_version_samples += len({span.version for span in sample.spans}) > 1
-            for span, tokens in zip(sample.spans, sample.span_trainable, strict=True):
-                if tokens and (number, span.start) not in masked:
-                    years = age(Version.parse(span.version), self._at_number, self._forks)
-                    self.ages[years] = self.ages.get(years, 0) + tokens
-
-    def _mask(self, number: int, sample: SampleHeader, masks: list[Mask]) -> int:
-        masked = 0
-        for span, tokens in zip(sample.spans, sample.span_trainable, strict=True):
-            years = age(Version.parse(span.version), self._at_number, self._forks)
-            if tokens and self._bound is not None and years > self._bound:
-                masks.append(Mask(number, span.start, span.end))
-                masked += tokens
-            elif tokens:
-                self.ages[years] = self.ages.get(years, 0) + tokens
-        return masked
-
-
-def _reward(header: ExecutionHeader) -> float:
-    """An execution's reward: the mean over its samples, so that fan-out counts it once."""
-    rewards = [sample.reward for sample in header.samples if sample.reward is not None]
-    return float(np.mean(rewards)) if rewards else 0.0
-
-
-def _mean_reward(arrived: list[Arrived]) -> float | None:
-    scored = [_reward(item.header) for item in arrived if any(s.reward is not None for s in item.header.samples)]
-    return float(np.mean(scored)) if scored else None
+def _dropped(arrived: Arrived, reason: str) -> Dropped:
+    header = arrived.header
+    return Dropped(arrived.sequence, header.task, header.source, header.ordinal, header.attempt, reason)

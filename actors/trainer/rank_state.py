@@ -16,7 +16,7 @@ from physarum.actors.trainer.megatron.model import Model
 from physarum.actors.trainer.megatron.optimizer import Optimizer
 from physarum.actors.trainer.state import Tree, read_state, write_state
 
-FORMAT = 1
+FORMAT = 2
 """Grows when the layout of the tree changes."""
 
 
@@ -28,18 +28,16 @@ def save_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parall
         raise StateNotWritten(f"cannot make folder {folder} ({error}); expected a writable place for it") from error
     identity = _identity(model, optimizer, parallel)
     write_state({"identity": identity, "rng": _rng_states()}, folder, f"rng-{parallel.rank:04d}")
-    if parallel.dp_rank == 0 or identity["sharded"]:
-        write_state(
-            {"identity": identity, "model": _model_tensors(model), "optimizer": _optimizer_tree(model, optimizer)},
-            folder,
-            _share_name(parallel, identity["sharded"]),
-        )
+    share = parallel.rank if identity["sharded"] else parallel.first_replica
+    if share == parallel.rank:
+        tree = {"identity": identity, "model": _model_tensors(model), "optimizer": _optimizer_tree(model, optimizer)}
+        write_state(tree, folder, _share_name(share))
 
 
 def load_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel) -> None:
     """Inverse of `save_rank`. Raises StateMismatch before anything is changed."""
     identity = _identity(model, optimizer, parallel)
-    share = read_state(folder, _share_name(parallel, identity["sharded"]))
+    share = read_state(folder, _share_name(parallel.rank if identity["sharded"] else parallel.first_replica))
     rng = read_state(folder, f"rng-{parallel.rank:04d}")
     for tree in (share, rng):
         if tree["identity"] != identity:
@@ -55,20 +53,43 @@ def load_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parall
     _restore_rng(rng["rng"])
 
 
+def save_weights(folder: Path, name: str, weights: dict[str, Tensor], parallel: Parallel) -> None:
+    """Writes this rank's share of a model that has no optimizer."""
+    if parallel.rank == parallel.first_replica:
+        write_state(
+            {"weights": {key: one.detach() for key, one in weights.items()}}, folder, _weights_name(name, parallel)
+        )
+
+
+def load_weights(folder: Path, name: str, parallel: Parallel) -> dict[str, Tensor]:
+    """Inverse of `save_weights`. Raises StateMismatch where there is none."""
+    found: dict[str, Tensor] = read_state(folder, _weights_name(name, parallel))["weights"]
+    return found
+
+
+def _weights_name(name: str, parallel: Parallel) -> str:
+    return f"{name}-{parallel.first_replica:04d}"
+
+
 def _identity(model: Model, optimizer: Optimizer, parallel: Parallel) -> dict[str, Any]:
     sharded = bool(model.ddp.ddp_config.use_distributed_optimizer)
     return {
         "format": FORMAT,
         "ranks": parallel.ranks,
         "tp": parallel.tp,
+        "pp": parallel.pp,
+        "cp": parallel.cp,
+        "ep": parallel.ep,
+        "etp": parallel.etp,
         "sharded": sharded,
         "dtype": str(model.bridge.dtype),
         "optimizers": len(optimizer.inner()),
     }
 
 
-def _share_name(parallel: Parallel, sharded: bool) -> str:
-    return f"share-tp{parallel.tp_rank:04d}-dp{parallel.dp_rank if sharded else 0:04d}"
+def _share_name(rank: int) -> str:
+    """Of the share that `rank` writes."""
+    return f"share-{rank:04d}"
 
 
 def _model_tensors(model: Model) -> dict[str, Tensor]:

@@ -64,10 +64,13 @@ class Readiness:
                 return Next("draining", 0.0)
             await self._serve()
             if not self._context.paused:
+                self._intake.refills += self._planner.settle(
+                    self._stepper.number, self._stepper.forks, time.monotonic()
+                )
                 await self._settle(self._planner.groups.overdue(time.monotonic()))
                 if self._planner.ready:
                     return Next("batch", time.perf_counter() - started)
-                if await self.exhaustion.reached(self._refills):
+                if await self.exhaustion.reached(self._refills) and not self._planner.asks:
                     await self._settle(self._planner.groups.rest())
                     return Next("exhausted", time.perf_counter() - started)
                 if await self.space.wanted():

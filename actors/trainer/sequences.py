@@ -7,17 +7,34 @@ import numpy as np
 from physarum.actors.trainer.batch import TrainSequence
 from physarum.bus.ledger import Planned
 from physarum.bus.records import Execution, Sample
+from physarum.bus.version import Fork, Version, age
 
 
-def train_sequences(executions: list[Execution], plan: list[Planned]) -> list[TrainSequence]:
-    """One sequence per sample that has a token left to train; `execution` is the index of its execution in the plan."""
+def train_sequences(
+    executions: list[Execution], plan: list[Planned], at_number: int = 0, forks: tuple[Fork, ...] = ()
+) -> list[TrainSequence]:
+    """One sequence per sample that has a token left to train, with the age of each token at the step that trains it.
+
+    `execution` and `group` are indices of the execution and its group in the plan.
+    """
     sequences: list[TrainSequence] = []
+    groups: dict[str, int] = {}
     for index, (execution, planned) in enumerate(zip(executions, plan, strict=True)):
+        group = groups.setdefault(planned.group, len(groups))
         for number, sample in enumerate(execution.samples):
             mask = _mask(sample, number, planned)
             if mask.any():
-                sequences.append(_sequence(sample, mask, planned.advantage, index))
+                ages = _ages(sample, at_number, forks)
+                sequences.append(_sequence(sample, mask, planned.advantage, index, group, ages))
     return sequences
+
+
+def _ages(sample: Sample, at_number: int, forks: tuple[Fork, ...]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """[R]; 0 where no version is known (demonstrations)."""
+    ages = np.zeros(sample.response_len, np.float32)
+    for span in sample.spans:
+        ages[span.start : span.end] = age(Version.parse(span.version), at_number, forks)
+    return ages
 
 
 def _mask(sample: Sample, number: int, planned: Planned) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -29,7 +46,12 @@ def _mask(sample: Sample, number: int, planned: Planned) -> np.ndarray[tuple[int
 
 
 def _sequence(
-    sample: Sample, mask: np.ndarray[tuple[int], np.dtype[np.bool_]], advantage: float, execution: int
+    sample: Sample,
+    mask: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    advantage: float,
+    execution: int,
+    group: int,
+    ages: np.ndarray[tuple[int], np.dtype[np.float32]],
 ) -> TrainSequence:
     return TrainSequence(
         token_ids=np.asarray(sample.token_ids, np.int32),
@@ -38,4 +60,16 @@ def _sequence(
         engine_logprobs=np.asarray(sample.logprobs, np.float32),
         advantage=advantage,
         execution=execution,
+        group=group,
+        columns={"age": ages, **_turn_columns(sample)},
     )
+
+
+def _turn_columns(sample: Sample) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]]:
+    """Which turn each token belongs to, and that turn's own score; the execution's reward stands on its last turn where no
+    scores of turns were given."""
+    turns = sample.turns
+    count = int(turns.max(initial=-1)) + 1
+    scores = sample.turn_rewards or [0.0] * (count - 1) + [sample.reward or 0.0] * (count > 0)
+    own = np.asarray([*scores, 0.0], np.float32)[turns]  # the environment's tokens, -1, take the last entry
+    return {"turn": turns.astype(np.float32), "turn_score": own}

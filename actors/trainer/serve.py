@@ -55,8 +55,8 @@ def describe(error: BaseException) -> str:
 def execute(worker: Worker, command: Command) -> None:
     """Run one command for its effect; rank 0 runs the same worker methods for their results."""
     match command:
-        case Step(sequences, lr):
-            worker.step(decode_sequences(sequences), lr)
+        case Step(sequences, lr, number):
+            worker.step(decode_sequences(sequences), lr, number)
         case Logprobs(sequences):
             worker.logprobs(decode_sequences(sequences))
         case Export(index):

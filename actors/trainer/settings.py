@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from physarum.actors.trainer.aging import AgeRules
+from physarum.actors.trainer.algorithm_settings import AlgorithmSettings
 from physarum.actors.trainer.groups import GroupRules
 from physarum.actors.trainer.planner import PlanRules
 from physarum.actors.trainer.world_config import WorldConfig
+from physarum.configs.age import AgePolicy
 from physarum.configs.root import RootConfig
 
 
 def world_config(config: RootConfig, model: Path) -> WorldConfig:
     """Every setting that the torch side needs, as one record."""
-    trainer, algorithm = config.trainer, config.trainer.algorithm
+    trainer = config.trainer
     return WorldConfig(
         hf_folder=str(model),
         ranks=trainer.ranks,
         tp=trainer.tp,
         pp=trainer.pp,
         cp=trainer.cp,
+        ep=trainer.ep,
+        etp=trainer.etp,
         dtype=config.model.dtype,
         objective=trainer.objective,
         lr=trainer.lr,
@@ -28,14 +33,8 @@ def world_config(config: RootConfig, model: Path) -> WorldConfig:
         clip_grad=trainer.clip_grad,
         warmup_steps=trainer.warmup_steps,
         tokens_per_microbatch=trainer.tokens_per_microbatch,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        correction=algorithm.correction,
-        tis_cap=algorithm.tis_cap,
-        normalize_std=algorithm.normalize_std,
-        reduction="token-mean" if algorithm.reduction == "token" else "execution-mean",
-        old_logprobs=algorithm.old_logprobs,
-        temperature=config.rollout.sampling.temperature if trainer.objective == "grpo" else 1.0,
+        algorithm=AlgorithmSettings.of(trainer.algorithm),
+        temperature=config.rollout.sampling.temperature if trainer.objective != "sft" else 1.0,
         seed=config.run.seed,
         megatron=dict(trainer.megatron),
         master_port=trainer.master_port,
@@ -49,9 +48,13 @@ def plan_rules(config: RootConfig) -> PlanRules:
     return PlanRules(
         groups_per_batch=config.trainer.groups_per_batch,
         ordered=config.trainer.ordered,
-        bound=config.age.bound if config.age.consumption == "mask" else None,
+        bound=config.age.bound,
+        consumption=config.age.consumption,
+        aborts=config.age.in_flight == "abort",
+        streams={name: _age_rules(config.age.of(name)) for name in config.age.streams},
         normalize_std=config.trainer.algorithm.normalize_std,
         objective=config.trainer.objective,
+        advantage=config.trainer.algorithm.advantage,
         max_sequence_tokens=config.trainer.tokens_per_microbatch,
         groups=GroupRules(
             deadline_s=config.groups.deadline_s,
@@ -60,3 +63,7 @@ def plan_rules(config: RootConfig) -> PlanRules:
             drop_incomplete=config.groups.incomplete == "drop",
         ),
     )
+
+
+def _age_rules(policy: AgePolicy) -> AgeRules:
+    return AgeRules(bound=policy.bound, consumption=policy.consumption, aborts=policy.in_flight == "abort")

@@ -14,23 +14,29 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
+
 from physarum.actors import states
+from physarum.actors.trainer import exports
 from physarum.actors.trainer.batch import StepResult, TrainSequence
+from physarum.actors.trainer.bodies import Bodies
 from physarum.actors.trainer.checkpoints import CheckpointMeta
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.errors import NonFiniteStep
-from physarum.actors.trainer.planner import Plan, Planner
+from physarum.actors.trainer.plan import Plan
+from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.recovery import Recovery
 from physarum.actors.trainer.retention import Retention
 from physarum.actors.trainer.sequences import train_sequences
+from physarum.actors.trainer.settings import plan_rules
+from physarum.actors.trainer.step_metrics import age_metrics
 from physarum.actors.trainer.world import World
-from physarum.actors.wire import read_execution, read_header
+from physarum.actors.wire import read_header
 from physarum.bus import log, room
 from physarum.bus.lease import Lease
 from physarum.bus.ledger import DurableRecord, GroupClosedRecord, Ledger, PlanRecord, RefillRecord, StepRecord
-from physarum.bus.records import Execution
-from physarum.bus.version import Version
+from physarum.bus.version import Fork, Version
 from physarum.weightsync.publisher import Snapshot
 
 if TYPE_CHECKING:
@@ -57,6 +63,7 @@ class Stepper:
     ) -> None:
         self._actor, self._context, self._config = actor, actor.context, actor.config
         self.world, self.publication = world, publication
+        self.bodies = Bodies(self._context)
         self._book, self._cursor, self._lease = book, cursor, lease
         # In ordered mode a fork repeats the abandoned steps bit for bit: the number alone names the weights.
         self._forks = () if self._config.trainer.ordered else recovery.forks
@@ -75,6 +82,17 @@ class Stepper:
     def _publishes(self) -> bool:
         return bool(self._config.engines)
 
+    @property
+    def forks(self) -> tuple[Fork, ...]:
+        """Every takeover so far, as ages count it."""
+        return self._forks
+
+    @property
+    def _publish_debt(self) -> int:
+        """How many numbers the newest published weights are behind."""
+        last = self.publication.last
+        return self.number - last.number if self._publishes and last is not None else 0
+
     async def begin(self) -> None:
         """Announces the weights as they are, before anything is trained on."""
         await self.publish()
@@ -87,8 +105,9 @@ class Stepper:
         """Takes the next plan, records it and executes it."""
         self._lease.check()
         plan = planner.take(self._lease.token, self.number, self._forks)
+        self.bodies.claim(item.sequence for item in plan.record.executions)
         sequence = await self._book.append(plan.record)
-        return await self._execute(sequence, plan, waited_s)
+        return await self._execute(sequence, plan, waited_s, planner.selection.metrics())
 
     async def note(self, record: GroupClosedRecord | RefillRecord) -> None:
         """Records a decision about a group before it is acted on."""
@@ -99,14 +118,18 @@ class Stepper:
         """Executes a plan that an earlier epoch recorded, verbatim: same executions, order, masks and advantages."""
         self._lease.check()
         headers = [read_header(entry.headers) for entry in await self._entries(record)]
-        return await self._execute(sequence, Plan.recorded(record, headers, self._forks), 0.0)
+        plan = Plan.recorded(record, headers, self._forks, plan_rules(self._config))
+        return await self._execute(sequence, plan, 0.0, {})
 
-    async def _execute(self, sequence: int, plan: Plan, waited_s: float) -> StepRecord:
+    async def _execute(self, sequence: int, plan: Plan, waited_s: float, selection: dict[str, float]) -> StepRecord:
         started_at, began_s = time.time(), time.perf_counter()
-        sequences = train_sequences(await self._executions(plan.record), plan.record.executions)
+        measured = age_metrics(plan, self._publish_debt, selection)
+        bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
+        sequences = train_sequences(bodies, plan.record.executions, plan.record.at_number, self._forks)
         result, refused = await self._train(sequences)
         self.number += result is not None
         record = self._record(sequence, plan, result, refused, waited_s, started_at)
+        record = msgspec.structs.replace(record, metrics=record.metrics | measured)
         await self._book.append(record)
         self._cursor.consume(sequence, plan.record)
         self._retention.stepped(self._cursor.floor)
@@ -120,16 +143,14 @@ class Stepper:
     async def _entries(self, record: PlanRecord) -> list[log.LogEntry]:
         return await log.get_many(self._context.bus, "samples", (item.sequence for item in record.executions))
 
-    async def _executions(self, record: PlanRecord) -> list[Execution]:
-        entries = await self._entries(record)
-        return [await read_execution(self._context, entry.headers, entry.data) for entry in entries]
-
     async def _train(self, sequences: list[TrainSequence]) -> tuple[StepResult | None, str]:
         if not sequences:
             return None, ""
         try:
             result = await self._actor.torch.run(
-                lambda: self.world.step(sequences), self._config.trainer.step_timeout_s, "a training step"
+                lambda: self.world.step(sequences, number=self.number + 1),
+                self._config.trainer.step_timeout_s,
+                "a training step",
             )
         except NonFiniteStep as error:
             return None, str(error)
@@ -164,7 +185,9 @@ class Stepper:
             await self.publish()
         await self._report(record)
         if config.export_every is not None and record.changed and self.number % config.export_every == 0:
-            await self.export(self._context.folder.exports / str(self.version))
+            folder, keep = self._context.folder.exports, self._config.checkpoint.keep_exports
+            await self.export(folder / str(self.version))
+            await asyncio.to_thread(exports.retain, folder, self.version, keep)
         if self._steps - self._durable_steps >= config.checkpoint_every:
             await self.checkpoint()
 

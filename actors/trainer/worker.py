@@ -7,28 +7,40 @@ from reduced values only, so all ranks refuse together.
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from physarum.actors.trainer import rank_state
+from physarum.actors.trainer.advantage import with_advantages
+from physarum.actors.trainer.algorithm_settings import REDUCTIONS
 from physarum.actors.trainer.algorithms.reduction import sequence_weights
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence
-from physarum.actors.trainer.errors import NonFiniteStep
+from physarum.actors.trainer.critic import COLUMNS, Critic
+from physarum.actors.trainer.errors import EmptyBatch, NonFiniteStep
+from physarum.actors.trainer.frozen import FrozenModel
 from physarum.actors.trainer.megatron import distributed
-from physarum.actors.trainer.megatron.bridge import export_parameter, exported_names
-from physarum.actors.trainer.megatron.forward import MicrobatchTensors, microbatch_tensors, row_logprobs
+from physarum.actors.trainer.megatron.exporting import export_parameter, exported_parameters
+from physarum.actors.trainer.megatron.forward import row_logprobs
+from physarum.actors.trainer.megatron.microbatch import MicrobatchTensors, microbatch_tensors
 from physarum.actors.trainer.megatron.model import build
 from physarum.actors.trainer.megatron.optimizer import Optimizer, OptimizerSettings
-from physarum.actors.trainer.objective import SUMS, microbatch_loss, step_metrics
-from physarum.actors.trainer.packing import plan_microbatches
+from physarum.actors.trainer.minibatches import minibatches, pairs, plan_units
+from physarum.actors.trainer.objective import Rows, microbatch_loss, step_metrics
+from physarum.actors.trainer.off_policy import with_weights
+from physarum.actors.trainer.passes import Passes
+from physarum.actors.trainer.schedule import Outcome, run_microbatches
+from physarum.actors.trainer.signals import Signals, needed_columns
 from physarum.actors.trainer.world_config import WorldConfig
+
+_CRITIC = "critic"
+_REFERENCE = "reference"
+_COUNTS = ("tokens", "pairs", "minibatches_refused", "critic_refused")
 
 
 class Worker:
@@ -38,117 +50,171 @@ class Worker:
         """Join the process group and build everything; collective."""
         torch.set_num_threads(config.threads)
         dtype = getattr(torch, config.dtype)
-        self.config = config
-        self.parallel = distributed.initialize(store, rank, config.ranks, config.tp, config.timeout_s, config.seed)
+        self.config, self._settings = config, config.algorithm
+        shape = distributed.Shape.of(config)
+        self.parallel = distributed.initialize(store, rank, shape, config.timeout_s, config.seed)
         self.model = build(Path(config.hf_folder), self.parallel, dtype, config.megatron)
+        self.exported = exported_parameters(self.model, self.parallel)
+        """Parameters in export order; an index into it is `export_parameter`'s argument."""
         settings = OptimizerSettings(
             config.lr, config.weight_decay, config.betas, config.eps, config.clip_grad, config.warmup_steps
         )
         self.optimizer = Optimizer(self.model, settings, dtype)
+        self._passes = Passes(self.parallel, config.tokens_per_microbatch, self._align)
+        self._signals = Signals(config, self.parallel, dtype, self._passes, self.model)
+        learns_values = config.objective == "rl" and self._settings.uses_critic
+        self._critic = Critic(config, self.parallel, dtype, self._critic_settings(settings)) if learns_values else None
+        self._columns = needed_columns(config.objective, self._settings)
 
-    def step(self, sequences: Sequence[TrainSequence], lr: float | None) -> StepResult:
-        """One optimizer step over the whole batch; collective. Raises NonFiniteStep, weights untouched."""
+    def step(self, sequences: Sequence[TrainSequence], lr: float | None, number: int) -> StepResult:
+        """The optimizer steps of one batch, which leaves version `number`; collective.
+
+        Raises NonFiniteStep or EmptyBatch, weights untouched.
+        """
         started = time.perf_counter()
-        trained = [sequence.trained_tokens for sequence in sequences]
-        weights = sequence_weights(trained, [sequence.execution for sequence in sequences], self.config.reduction)
+        self._signals.before_batch(number - 1)
+        batch = self._prepared(sequences)
+        parts = minibatches(batch, self._settings.minibatches)
+        policy = [self._update(part, lr, first=place == 0) for place, part in enumerate(parts) if self._learns_policy]
+        found = _averaged(policy) | self._learn_values(parts, lr)
+        self._signals.after_batch(number)
+        seconds = time.perf_counter() - started
+        trained = sum(sequence.trained_tokens for sequence in batch)
+        return StepResult(found.get("loss", 0.0), found.get("grad_norm", 0.0), trained, len(batch), found, seconds)
+
+    @property
+    def _learns_policy(self) -> bool:
+        """Not while the critic alone warms up."""
+        return self._critic is None or self._critic.optimizer.steps >= self._settings.critic.warmup_steps
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[Float32]:
+        """Log-probability of every response token, one [R] per sequence, in order; collective."""
+        return self._passes.logprobs(self.model, sequences, self.config.temperature)
+
+    def _prepared(self, sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+        """The batch with every signal, its advantages, and the weights of corrections that look at all of it."""
+        if self.config.objective == "sft":
+            return list(sequences)
+        chosen = pairs(sequences) if self.config.objective == "dpo" else list(sequences)
+        if not chosen:
+            raise EmptyBatch(
+                f"{len(sequences)} sequences hold no pair of a better and a worse one; expected at least one"
+            )
+        batch = self._signals.complete(chosen, self._critic)
+        if self.config.objective == "dpo":
+            return batch
+        batch = with_advantages(self._settings, batch)
+        return with_weights(self._settings, batch) if self._settings.weighs_whole_batch else batch
+
+    def _update(self, sequences: list[TrainSequence], lr: float | None, first: bool) -> dict[str, float]:
+        """One optimizer step. A non-finite one raises NonFiniteStep if it is the batch's first, else it is passed over."""
         self.model.ddp.train()
         self.model.ddp.zero_grad_buffer()
         self.optimizer.megatron.zero_grad()
-        sums, largest = self._accumulate(self._microbatches(sequences, weights))
-        if not math.isfinite(sums["loss"]):
-            raise NonFiniteStep("loss", sums["loss"], len(sequences))
-        norm = self.optimizer.gradient_norm()
-        if not math.isfinite(norm):
-            raise NonFiniteStep("grad_norm", norm, len(sequences))
+        microbatches = self._microbatches(sequences, self._columns)
+        sums = run_microbatches(
+            self.model, microbatches, self._forward_step, self.config.tokens_per_microbatch, self.parallel
+        )
+        norm = self.optimizer.gradient_norm() if math.isfinite(sums["loss"]) else math.nan
+        refused = [
+            (name, value) for name, value in (("loss", sums["loss"]), ("grad_norm", norm)) if not math.isfinite(value)
+        ]
+        if refused and first:
+            raise NonFiniteStep(*refused[0], len(sequences))
+        metrics = step_metrics(self.config.objective, sums)
+        if refused:
+            return {"minibatches_refused": 1.0}
         rate = self.optimizer.learning_rate(lr)
         self.optimizer.step(rate)
-        metrics = step_metrics(self.config, sums, largest) | {"grad_norm": norm, "lr": rate}
-        seconds = time.perf_counter() - started
-        return StepResult(sums["loss"], norm, sum(trained), len(sequences), metrics, seconds)
+        return metrics | {"grad_norm": norm, "lr": rate}
 
-    @torch.no_grad()
-    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[Float32]:
-        """Log-probability of every response token, one [R] per sequence, in order; collective."""
-        self.model.ddp.eval()
-        plan = self._plan(sequences)
-        ends = np.cumsum([sequence.response_len for sequence in sequences])
-        everything = torch.zeros(int(ends[-1]), dtype=torch.float32, device=self.parallel.device)
-        for indices in plan:
-            chosen = [sequences[index] for index in indices]
-            tensors = microbatch_tensors(chosen, [0.0] * len(chosen), self._align, self.parallel.device, every=True)
-            values, _ = row_logprobs(self.model.ddp, self.model, tensors, self.config.temperature, self.parallel)
-            for index, part in zip(indices, values.split([s.response_len for s in chosen]), strict=True):
-                everything[ends[index] - len(part) : ends[index]] = part
-        dist.all_reduce(everything, group=self.parallel.dp_group)
-        return np.split(everything.cpu().numpy(), ends[:-1])
+    def _learn_values(self, parts: list[list[TrainSequence]], lr: float | None) -> dict[str, float]:
+        if self._critic is None:
+            return {}
+        steps = [
+            self._critic.update(self._microbatches(part, COLUMNS), lr, self.config.tokens_per_microbatch)
+            for part in parts
+        ]
+        return _averaged(steps)
 
-    def exported_names(self) -> list[str]:
-        """Parameters in export order; an index into it is `export_parameter`'s argument."""
-        return exported_names(self.model.module)
+    def _critic_settings(self, policy: OptimizerSettings) -> OptimizerSettings:
+        chosen = self._settings.critic
+        return replace(policy, lr=policy.lr if chosen.lr is None else chosen.lr)
 
     def export_parameter(self, index: int) -> list[tuple[str, Tensor]]:
-        """Hugging Face tensors of one parameter; collective over the tensor-parallel ranks of data-parallel rank 0."""
-        if self.parallel.dp_rank != 0:
-            return []
-        return export_parameter(self.model.bridge, self.model.module, self.exported_names()[index], self.parallel)
+        """Rank 0: the Hugging Face tensors of one parameter; collective over the ranks that hold it and rank 0."""
+        return export_parameter(self.model, self.exported[index], self.parallel)
 
     def save(self, folder: Path) -> None:
         """Write this rank's share of the training state."""
         rank_state.save_rank(folder, self.model, self.optimizer, self.parallel)
+        if self._critic is not None:
+            rank_state.save_rank(folder / _CRITIC, self._critic.model, self._critic.optimizer, self.parallel)
+        if self._moving_reference is not None:
+            rank_state.save_weights(folder, _REFERENCE, self._moving_reference.weights(), self.parallel)
 
     def load(self, folder: Path) -> None:
         """Restore this rank's share. Raises StateMismatch."""
         rank_state.load_rank(folder, self.model, self.optimizer, self.parallel)
+        if self._critic is not None:
+            rank_state.load_rank(folder / _CRITIC, self._critic.model, self._critic.optimizer, self.parallel)
+        if self._moving_reference is not None:
+            self._moving_reference.load(rank_state.load_weights(folder, _REFERENCE, self.parallel))
+
+    @property
+    def _moving_reference(self) -> FrozenModel | None:
+        """The reference, where it is part of the state: one that never moves is read from its folder again."""
+        return self._signals.reference if self._settings.reference.update_every is not None else None
 
     @property
     def _align(self) -> int:
         return self.parallel.tp if self.model.bridge.config.sequence_parallel else 1
 
-    def _plan(self, sequences: Sequence[TrainSequence]) -> list[list[int]]:
-        lengths = [sequence.length for sequence in sequences]
-        return plan_microbatches(lengths, self.config.tokens_per_microbatch, self.parallel.dp)[self.parallel.dp_rank]
-
     def _microbatches(
-        self, sequences: Sequence[TrainSequence], weights: Sequence[float]
+        self, sequences: Sequence[TrainSequence], columns: Sequence[str]
     ) -> list[partial[MicrobatchTensors]]:
         """This rank's microbatches, each built when its turn comes: only one lies on the device."""
+        unit = 2 if self.config.objective == "dpo" else 1
+        weights = self._weights(sequences)
+        lengths = [sequence.length for sequence in sequences]
+        plan = plan_units(lengths, unit, self.config.tokens_per_microbatch, self.parallel.dp)[self.parallel.dp_rank]
         return [
             partial(
                 microbatch_tensors,
                 [sequences[index] for index in indices],
                 [weights[index] for index in indices],
+                columns,
                 self._align,
                 self.parallel.device,
+                shard=self.parallel.shard,
             )
-            for indices in self._plan(sequences)
+            for indices in plan
         ]
 
-    def _accumulate(self, microbatches: list[partial[MicrobatchTensors]]) -> tuple[dict[str, float], float]:
-        """Forward and backward of all microbatches by Megatron's schedule; the batch's sums over all ranks."""
-        outcomes = get_forward_backward_func()(
-            forward_step_func=self._forward_step,
-            data_iterator=iter(microbatches),
-            model=[self.model.ddp],
-            num_microbatches=len(microbatches),
-            seq_length=self.config.tokens_per_microbatch,
-            micro_batch_size=1,
-            forward_only=False,
-        )
-        sums = torch.stack([outcome[0] for outcome in outcomes]).sum(0)
-        largest = torch.stack([outcome[1] for outcome in outcomes]).max()
-        dist.all_reduce(sums, group=self.parallel.dp_group)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.parallel.dp_group)
-        return dict(zip(SUMS, sums.tolist(), strict=True)), float(largest)
+    def _weights(self, sequences: Sequence[TrainSequence]) -> list[float]:
+        if self.config.objective == "dpo":
+            return [2.0 / len(sequences)] * len(sequences)
+        trained = [sequence.trained_tokens for sequence in sequences]
+        executions = [sequence.execution for sequence in sequences]
+        reduction = REDUCTIONS[self._settings.reduction]
+        return sequence_weights(trained, executions, reduction, self._settings.constant_tokens)
 
     def _forward_step(self, data: Iterator[partial[MicrobatchTensors]], ddp: torch.nn.Module) -> Any:
-        """Megatron's protocol: the model's output, and a function from it to (loss, token count, outcome)."""
+        """This stage's output, and a function from the last stage's (log-probabilities) to (loss, sums)."""
         batch = next(data)()
         logprobs, entropy = row_logprobs(ddp, self.model, batch, self.config.temperature, self.parallel)
 
-        def loss(logprobs: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-            value, sums, largest = microbatch_loss(
-                self.config, logprobs, entropy, batch.engine_logprobs, batch.advantages, batch.weights
-            )
-            return value, torch.zeros((), dtype=torch.int, device=value.device), (sums, largest)
+        def loss(logprobs: Tensor) -> Outcome:
+            rows = Rows(logprobs, entropy, batch.weights, batch.columns, batch.sequences)
+            return microbatch_loss(self.config.objective, self._settings, rows)
 
         return logprobs, loss
+
+
+def _averaged(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of several optimizer steps: means, but counts add up."""
+    found: dict[str, list[float]] = {}
+    for one in steps:
+        for name, value in one.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / (1 if name in _COUNTS else len(values)) for name, values in found.items()}

@@ -40,6 +40,7 @@ from physarum.actors.trainer.errors import (
 from physarum.actors.trainer.hf_folder import write_hf_folder
 from physarum.actors.trainer.megatron import distributed
 from physarum.actors.trainer.megatron.bridge import read_config
+from physarum.actors.trainer.megatron.fit import check_fit
 from physarum.actors.trainer.megatron.overrides import sort_overrides
 from physarum.actors.trainer.rank_process import RankProcess
 from physarum.actors.trainer.serve import describe
@@ -80,9 +81,10 @@ class World:
         Raises UnsupportedParallelism, UnsupportedModel, UnknownMegatronField before any process starts, and
         WorldStartError where a rank does not come up.
         """
-        distributed.check_parallelism(config.ranks, config.tp, config.pp, config.cp)
+        shape = distributed.Shape.of(config)
+        distributed.check_parallelism(shape)
         sort_overrides(config.megatron)
-        read_config(Path(config.hf_folder))
+        check_fit(read_config(Path(config.hf_folder)), shape, config.megatron)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host; its name need not resolve
         children: list[RankProcess] = []
         try:
@@ -96,19 +98,25 @@ class World:
                 f"the world did not come up (master_port {config.master_port}, start_timeout_s "
                 f"{config.start_timeout_s}): {error}; free the port or look into the ranks' logs"
             ) from error
-        logger.info("world of %d ranks (tp %d) is ready", config.ranks, config.tp)
+        logger.info("world of %s is ready", distributed.named(shape))
         return cls(config, worker, channel, children)
 
-    def step(self, sequences: Sequence[TrainSequence], lr: float | None = None) -> StepResult:
-        """One optimizer step over the whole batch. `lr` replaces the configured rate for this step (warm-up applies).
+    def step(
+        self, sequences: Sequence[TrainSequence], lr: float | None = None, number: int | None = None
+    ) -> StepResult:
+        """The optimizer steps of one batch. `lr` replaces the configured rate for it (warm-up applies); `number`: of the
+        version that it leaves, where that is not how many batches this world has trained.
 
         Raises EmptyBatch, BadSequence or SequenceTooLong before anything is computed and NonFiniteStep after; in all
         four the weights are unchanged and the world goes on.
         """
-        self._check(sequences, needs_engine=self.config.objective == "grpo")
+        self._check(sequences, needs_engine=self.config.objective == "rl")
         if not any(sequence.loss_mask.any() for sequence in sequences):
             raise EmptyBatch(f"none of {len(sequences)} sequences has a trained token; expected at least one")
-        result = self._call(lambda: Step(encode_sequences(sequences), lr), lambda: self._worker.step(sequences, lr))
+        left = self._weights_changed + 1 if number is None else number
+        result = self._call(
+            lambda: Step(encode_sequences(sequences), lr, left), lambda: self._worker.step(sequences, lr, left)
+        )
         self._weights_changed += 1
         return result
 
@@ -126,7 +134,7 @@ class World:
         Raises ExportInterrupted where the weights changed in between.
         """
         version = self._weights_changed
-        for index in range(len(self._worker.exported_names())):
+        for index in range(len(self._worker.exported)):
             if version != self._weights_changed:
                 raise ExportInterrupted(
                     f"the weights changed after {index} parameters of an export were read; "
@@ -164,7 +172,7 @@ class World:
         self._shut(grace_s)
 
     def _export_one(self, index: int) -> list[tuple[str, Tensor]]:
-        if self.config.tp == 1:  # rank 0 has every parameter whole
+        if self._worker.exported[index].holders(self._worker.parallel) == range(1):  # rank 0 has it whole
             self._check_open()
             return self._worker.export_parameter(index)
         return self._call(lambda: Export(index), lambda: self._worker.export_parameter(index))

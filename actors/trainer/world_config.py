@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from physarum.actors.trainer.algorithms.reduction import Reduction
+from physarum.actors.trainer.algorithm_settings import AlgorithmSettings
 
-_POSITIVE = ("lr", "eps", "tokens_per_microbatch", "tis_cap", "temperature", "timeout_s", "start_timeout_s", "threads")
-_NOT_NEGATIVE = ("weight_decay", "clip_grad", "warmup_steps", "clip_high", "master_port")
+_POSITIVE = ("lr", "eps", "tokens_per_microbatch", "temperature", "timeout_s", "start_timeout_s", "threads")
+_NOT_NEGATIVE = ("weight_decay", "clip_grad", "warmup_steps", "master_port")
 
 
 class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,8 +22,11 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    """Tensor-parallel size of experts; None: `tp`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    objective: Literal["grpo", "sft"] = "grpo"
+    objective: Literal["rl", "sft", "dpo"] = "rl"
     lr: float = 1e-6
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
@@ -32,16 +35,7 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Global gradient norm; 0 means no clipping."""
     warmup_steps: int = 0
     tokens_per_microbatch: int = 8192
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    correction: Literal["tis", "none"] = "tis"
-    """Off-policy correction: "tis" scales each token by its truncated importance weight; needs "recompute" below."""
-    tis_cap: float = 2.0
-    """Upper bound of the importance weight of a token."""
-    normalize_std: bool = True
-    """Divide advantages by the group's standard deviation; read by whoever computes advantages."""
-    reduction: Reduction = "token-mean"
-    old_logprobs: Literal["recompute", "engine"] = "recompute"
+    algorithm: AlgorithmSettings = AlgorithmSettings()
     temperature: float = 1.0
     """Temperature that the engine samples with."""
     seed: int = 0
@@ -63,12 +57,5 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
-        if self.correction == "tis" and self.old_logprobs == "engine":
-            raise ValueError(
-                "correction is tis and old_logprobs is engine: the importance ratio would count twice; "
-                "expected correction none, or old_logprobs recompute"
-            )
-        if not 0 <= self.clip_low <= 1:
-            raise ValueError(f"clip_low is {self.clip_low}; expected 0 to 1 (the ratio is cut below 1 - clip_low)")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas are {self.betas}; expected two numbers from 0 to below 1")

@@ -17,6 +17,8 @@ import psutil
 import pytest
 from bad_input import NAME, actorctl, configuration, refused, write
 
+from physarum.actors.supervisor.run_folder import LAYOUT
+
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 
@@ -111,7 +113,7 @@ def test_a_damaged_checkpoint_ends_the_run_by_its_files_name(folder: Path, damag
 def test_a_run_of_another_version_is_refused_with_the_way_out(folder: Path, found: str | None, named: str) -> None:
     version = run_of(folder) / "VERSION"
     version.unlink() if found is None else version.write_text(found)
-    words = (named, "expected '1'", "version that made it", "run.name=NAME")
+    words = (named, f"expected '{LAYOUT}'", "version that made it", "run.name=NAME")
     for command in (("up", "run.yaml"), ("ledger", NAME), ("down", NAME)):
         refused(actorctl(folder, *command), 2, *words)
 

@@ -28,7 +28,7 @@ def test_an_engine_that_dies_at_start_shows_its_last_lines(
     values["rollout"] = {"generate": "physarum.agents.calculator.episode:generate", "slots": 2}
     values["reward"] = {"hook": "physarum.agents.calculator.reward:exact_match"}
     values["engines"] = {"policy": {"python": str(engine_python()), "sglang": arguments}}
-    values["trainer"] |= {"objective": "grpo", "tokens_per_microbatch": 100_000_000}
+    values["trainer"] |= {"objective": "rl", "tokens_per_microbatch": 100_000_000}
     write(tmp_path, values)
     try:
         done = actorctl(tmp_path, "up", "run.yaml", limit_s=300)

@@ -31,7 +31,7 @@ source: {hook: "./hooks.py:Rows", args: {size: 4}}
 rollout: {generate: "./hooks.py:generate", args: {turns: 3}}
 reward: {hook: "./hooks.py:score"}
 engines: {policy: {}}
-trainer: {objective: grpo, lr: 1e-4}
+trainer: {objective: rl, lr: 1e-4}
 stop: {steps: 10}
 """
 

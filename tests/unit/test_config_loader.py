@@ -20,7 +20,7 @@ rollout: {generate: "calculator:generate"}
 reward: {hook: "./score.py:score"}
 engines:
   policy: {sglang: {mem-fraction-static: 0.3}}
-trainer: {objective: grpo, lr: 1e-4}
+trainer: {objective: rl, lr: 1e-4}
 stop: {steps: 10}
 """
 

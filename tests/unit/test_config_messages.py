@@ -65,8 +65,8 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         ("engines: {policy: {cuont: 1}}\n", "a key of engines.policy. Remedy: did you mean `engines.policy.count`"),
         ("engines: {Policy: {}}\n", "engines.Policy: found 'Policy' (text); expected text that matches"),
         ("engines: {policy: {pause: abort}}\n", "expected 'retract' or 'in_place'"),
-        ("age: {admission: pace}\n", "found 'pace' (text); expected 'count' or 'free'"),
-        ("age: {consumption: drop}\n", "expected 'mask' or 'train'"),
+        ("age: {admission: paced}\n", "found 'paced' (text); expected 'pace', 'count' or 'free'"),
+        ("age: {consumption: skip}\n", "expected 'mask', 'drop', 'wait' or 'train'"),
         ("rollout: {sampling: {temperature: 0}}\n", "found 0 (number); expected a number above 0"),
         ("rollout: {generate: nonsense}\n", "found 'nonsense' (text); expected a hook, `package.module:attribute`"),
         ("reward: {gpus: [0, 0]}\n", "expected a number of devices, or a list of distinct device indices"),
@@ -151,5 +151,6 @@ def test_suggestions_come_from_the_schema() -> None:
     assert nearest("mem_fraction", ["mem-fraction-static", "port"]) == "mem-fraction-static"
     assert nearest("zzz", ["port"]) is None
     assert suggest_key(RootConfig, ("trainer", "algorithm", "clip_hi")) == "trainer.algorithm.clip_high"
-    assert suggest_key(RootConfig, ("tis_cap",)) == "trainer.algorithm.tis_cap"
+    assert suggest_key(RootConfig, ("dual_clip",)) == "trainer.algorithm.dual_clip"
+    assert suggest_key(RootConfig, ("lr",)) == "trainer.lr", "the critic's lies deeper"
     assert "engines.<group>.sglang" in set(known_keys(RootConfig))

@@ -18,7 +18,7 @@ source: {hook: "calculator:source"}
 rollout: {generate: "calculator:generate"}
 reward: {hook: "calculator:score"}
 engines: {policy: {}}
-trainer: {objective: grpo, lr: 1e-4}
+trainer: {objective: rl, lr: 1e-4}
 stop: {steps: 10}
 """
 
@@ -33,20 +33,92 @@ def load(folder: Path, *words: str) -> RootConfig:
     ("words", "parts"),
     [
         (["engines=null", "engines={}"], ["no `engines`", "`trainer.objective: sft`"]),
-        (["rollout.generate="], ["no `rollout.generate`", "`trainer.objective: grpo`"]),
+        (["rollout.generate="], ["no `rollout.generate`", "`trainer.objective: rl`"]),
         (["reward.hook="], ["no `reward.hook`"]),
+        (
+            ["blobs.replicas=2"],
+            ["`blobs.replicas: 2` with `checkpoint.count: 1`", "raise `checkpoint.count` to 2, or lower `blobs.replicas`"],
+        ),
         (["bus.replicas=3"], ["`bus.replicas: 3` without `bus.url`", "docs/external-bus.md"]),
         (["trainer.ordered=true"], ["`age.bound: 2` with `trainer.ordered: true`", "set `age.bound: 0`"]),
-        (["source.group_size=1"], ["`source.group_size: 1` with `trainer.objective: grpo`"]),
+        (["source.group_size=1"], ["`source.group_size: 1` with `trainer.algorithm.advantage: grpo`"]),
         (
             ["trainer.algorithm.correction=none"],
             ["`trainer.algorithm.correction: none` with `age.bound: 2`", "correction: tis`, or `age.bound: 0`"],
         ),
         (
+            ["trainer.algorithm.correction=none", "age.bound=0", "age.consumption=train"],
+            ["`age.consumption: train`", "correction: tis`, or `age.consumption: mask`"],
+        ),
+        (
+            ["trainer.algorithm.correction=none", "age.bound=0", "age.streams.main.bound=1"],
+            ["`age.streams.main.bound: 1`", "or `age.streams.main.bound: 0`"],
+        ),
+        (
+            ["age.in_flight=abort"],
+            ["`age.in_flight: abort` with `age.consumption: mask`", "set `age.consumption: drop`"],
+        ),
+        (
+            ["age.consumption=wait", "age.admission=free"],
+            ["`age.consumption: wait` with `age.admission: free`", "set `age.admission: count`"],
+        ),
+        (
+            ["age.streams.main.consumption=wait", "age.streams.main.admission=free"],
+            ["`age.streams.main.consumption: wait` with `age.streams.main.admission: free`"],
+        ),
+        (["age.streams.other.bound=1"], ["`age.streams.other` with `source.name: main`", "rename it to `main`"]),
+        (
+            ["trainer.record_only=true", "age.admission=pace"],
+            ["`trainer.record_only: true` with `age.admission: pace`", "set `age.admission: free`"],
+        ),
+        (
             ["trainer.algorithm.old_logprobs=engine"],
             ["`trainer.algorithm.correction: tis` with `trainer.algorithm.old_logprobs: engine`"],
         ),
+        (
+            ["trainer.algorithm.old_logprobs=engine", "trainer.algorithm.correction=[{kind: mis}]"],
+            ["`trainer.algorithm.correction: mis` with `trainer.algorithm.old_logprobs: engine`"],
+        ),
+        (
+            ["trainer.algorithm.kl={coef: 0.1, place: reward}"],
+            ["`trainer.algorithm.kl.place: reward` with `trainer.algorithm.advantage: grpo`", "advantage: reinforce++`"],
+        ),
+        (
+            ["trainer.algorithm.kl={coef: 0.1, kind: k1}"],
+            ["`trainer.algorithm.kl.kind: k1` with `trainer.algorithm.kl.place: loss`"],
+        ),
+        (
+            ["trainer.algorithm.kl={coef: 0.1, kind: unbiased, place: reward}", "trainer.algorithm.advantage=gae"],
+            ["`trainer.algorithm.kl.kind: unbiased` with `trainer.algorithm.kl.place: reward`"],
+        ),
+        (
+            ["trainer.algorithm={advantage: gae, whiten: true}", "source.group_size=1", "trainer.groups_per_batch=1"],
+            ["`trainer.algorithm.whiten: true` with `source.group_size: 1`", "raise `trainer.groups_per_batch`"],
+        ),
+        (["trainer.objective=dpo", "source.group_size=1"], ["`source.group_size: 1` with `trainer.objective: dpo`"]),
+        (
+            ["trainer.algorithm.advantage=distillation"],
+            ["`trainer.algorithm.advantage: distillation` without `trainer.algorithm.teachers`"],
+        ),
+        (
+            ["trainer.algorithm.teachers={t: {model: t}}"],
+            ["`trainer.algorithm.teachers` with `trainer.algorithm.advantage: grpo`"],
+        ),
+        (
+            ["trainer.algorithm.reduction=constant"],
+            ["`trainer.algorithm.reduction: constant` without `trainer.algorithm.constant_tokens`"],
+        ),
+        (
+            ["trainer.algorithm.minibatches=64"],
+            ["`trainer.algorithm.minibatches: 64` with `trainer.groups_per_batch: 16`"],
+        ),
+        (["trainer.algorithm.hook_args={a: 1}"], ["`trainer.algorithm.hook_args` with `trainer.algorithm.advantage: grpo`"]),
         (["trainer.ranks=3", "trainer.tp=2"], ["`trainer.ranks: 3` with `tp * pp * cp` = 2 * 1 * 1 = 2", "multiple of 2"]),
+        (
+            ["trainer.ranks=6", "trainer.pp=2", "trainer.ep=2"],
+            ["`ep * etp` = 2 * 1 with `trainer.ranks / trainer.pp` = 3", "multiple of 4"],
+        ),
+        (["trainer.ranks=4", "trainer.tp=4", "trainer.etp=2"], ["`trainer.etp: 2` with `trainer.tp: 4`", "set it to 1"]),
         (
             ["trainer.ranks=8", "trainer.groups_per_batch=1", "source.group_size=3"],
             ["3 executions", "8 data-parallel ranks", "raise `trainer.groups_per_batch` to 3"],
@@ -91,6 +163,9 @@ def test_contradictions_are_reported_together(tmp_path: Path) -> None:
     "words",
     [
         ["age.bound=0", "trainer.algorithm.correction=none"],
+        ["age.in_flight=abort", "age.consumption=drop"],
+        ["age.consumption=wait", "age.admission=pace"],
+        ["age.bound=4", "age.streams.main={bound: 0, admission: pace, consumption: drop, in_flight: abort}"],
         ["trainer.algorithm.correction=none", "trainer.algorithm.old_logprobs=engine"],
         ["trainer.ranks=4", "trainer.tp=2", "trainer.pp=2"],
         ["trainer.ranks=8", "trainer.groups_per_batch=1"],

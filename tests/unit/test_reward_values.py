@@ -78,3 +78,45 @@ def test_an_exception_is_named_with_its_place_on_one_line() -> None:
         raise ValueError("two\nlines")
     assert describe(caught.value).startswith("ValueError: two lines (")
     assert "test_reward_values.py:" in describe(caught.value)
+
+
+def two_turns() -> Execution:
+    """[prompt | turn 0: 2 tokens | environment: 1 | turn 1: 1 token]."""
+    mask = np.array([True, True, False, True])
+    scored = execution(1)
+    scored.samples[0] = Sample(
+        token_ids=np.arange(5, dtype=np.int32), prompt_len=1, loss_mask=mask,
+        logprobs=np.where(mask, -1.0, np.nan).astype(np.float32), origin="demonstration",
+    )  # fmt: skip
+    return scored
+
+
+def test_a_score_per_turn_is_kept_and_its_sum_is_a_part() -> None:
+    scored = two_turns()
+    apply_reward(scored, {"turns": [0.25, 1], "format": 0.5}, {"format": 2.0})
+    (sample,) = scored.samples
+    assert sample.turns.tolist() == [0, 0, -1, 1]
+    assert (sample.turn_rewards, sample.reward) == ([0.25, 1.0], 0.25 + 1.0 + 2.0 * 0.5)
+    assert sample.reward_parts == {"turns": 1.25, "format": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [
+        ([1.0], "1 scores of turns for a sample with 2 turns"),
+        (1.0, "part 'turns' of type float"),
+        ([1.0, float("nan")], "the score of turn 1 that is nan"),
+    ],
+)
+def test_scores_that_do_not_fit_the_turns_change_nothing(turns: Any, words: str) -> None:
+    scored = two_turns()
+    with pytest.raises(BadHookResultError, match=words):
+        apply_reward(scored, {"turns": turns})
+    assert (scored.samples[0].reward, scored.samples[0].turn_rewards) == (None, [])
+
+
+def test_a_part_weighs_what_the_configuration_says() -> None:
+    scored = execution()
+    apply_reward(scored, {"right": 1.0, "short": 0.5}, {"short": 0.0})
+    assert scored.samples[0].reward == 1.0
+    assert scored.samples[0].reward_parts == {"right": 1.0, "short": 0.5}

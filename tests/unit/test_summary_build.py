@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from physarum.actors import states
@@ -99,6 +100,14 @@ def test_a_whole_run() -> None:
         "overlap_share": 0.7143,
         "age_bound": 2,
         "max_trained_age": 2,
+        "freshness": {
+            "masked_share": 0.0,
+            "over_age_tokens": 0,
+            "publish_debt_max": 0,
+            "length_ratio": None,
+            "tail_share_samples": None,
+            "tail_share_tokens": None,
+        },
         "multi_version_samples": 4,
         "pause_p50_s": 0.2,
         "pause_p99_s": 0.298,
@@ -135,3 +144,25 @@ def test_long_runs_keep_few_intervals() -> None:
         tally.add(metric("generation", tokens=1, intervals=[[float(second), second + 1.0]]))
     assert tally.generating == [(0.0, 20_000.0)]
     assert len(tally._generating) <= 4097
+
+
+def test_what_the_age_policy_cost() -> None:
+    """25 of 100 tokens masked; debts 0 and 2; the selection as the last step saw it."""
+    first = msgspec.structs.replace(
+        step(1, 0, 1), tokens_trained=40, tokens_masked=20, metrics={"publish_debt": 2.0, "over_age_tokens": 3.0}
+    )
+    second = msgspec.structs.replace(
+        step(2, 1, 2), tokens_trained=35, tokens_masked=5, metrics={"publish_debt": 0.0, "length_ratio": 0.9}
+    )
+    facts = Facts(
+        steps=[first, second], training_began_at=0.0, eval_start=None, eval_end=None, done=None, start_model=None, age_bound=1
+    )
+    found = build(facts, Tally(), close_account({}, [], [], []))["freshness"]
+    assert found == {
+        "masked_share": 0.25,
+        "over_age_tokens": 3,
+        "publish_debt_max": 2,
+        "length_ratio": 0.9,
+        "tail_share_samples": None,
+        "tail_share_tokens": None,
+    }

@@ -16,7 +16,7 @@ SIZE = 2
 
 def planner(groups: int = 2, *, min_members: int = 1) -> Planner:
     rules = PlanRules(
-        groups_per_batch=groups, bound=2, normalize_std=False, objective="grpo", max_sequence_tokens=100,
+        groups_per_batch=groups, bound=2, normalize_std=False, objective="rl", max_sequence_tokens=100,
         groups=GroupRules(min_members=min_members),
     )  # fmt: skip
     return Planner(rules)

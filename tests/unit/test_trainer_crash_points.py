@@ -34,7 +34,7 @@ RULES = PlanRules(
     groups_per_batch=1,
     bound=None,
     normalize_std=False,
-    objective="grpo",
+    objective="rl",
     max_sequence_tokens=100,
     groups=GroupRules(refills=0),
 )

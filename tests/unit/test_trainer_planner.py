@@ -23,7 +23,7 @@ def rules(groups: int = 1, bound: int | None = 2, **group_rules: Any) -> PlanRul
         groups_per_batch=groups,
         bound=bound,
         normalize_std=False,
-        objective="grpo",
+        objective="rl",
         max_sequence_tokens=100,
         groups=GroupRules(**group_rules),
     )

@@ -7,11 +7,10 @@ names; only the translation of names and the choice of layers are ours, nothing 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mbridge.models  # noqa: F401  fills mbridge's registry
 import torch
-import torch.distributed as dist
 from mbridge.core.bridge import _MODEL_REGISTRY, Bridge
 from mbridge.core.llm_bridge import LLMBridge
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -20,13 +19,12 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
 from physarum.actors.trainer.errors import UnsupportedModel
-from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.local_spec import block_spec
 
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose logits and export were compared with transformers (tests/contract)."""
 
-_LAYER = re.compile(r"(decoder\.layers\.(\d+)\.)(.*)")
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(weight|bias)")
 
 
@@ -43,6 +41,11 @@ class LocalSpecBridge(LLMBridge):
     def _build_base_config(self, text_config_key: str | None = None, **kwargs: Any) -> TransformerConfig:
         return super()._build_base_config(text_config_key, **{**kwargs, **self._settings})
 
+    def _adjust_mapping_for_shared_weights(self) -> None:
+        """The output layer that the last of several stages holds beside the first stage's embeddings."""
+        if self.hf_config.tie_word_embeddings:
+            self._DIRECT_MAPPING["output_layer.weight"] = self._DIRECT_MAPPING["embedding.word_embeddings.weight"]
+
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> TransformerBlockSubmodules:
         self.has_vp_stage = True
         return block_spec(self.config, vp_stage)
@@ -58,21 +61,32 @@ class LocalSpecBridge(LLMBridge):
     def _weight_name_mapping_mcore_local_to_global(
         self, model: torch.nn.Module, consider_ep: bool = True
     ) -> dict[str, str]:
-        """Names of our modules -> the names that mbridge's tables know (Transformer Engine's, fused norms)."""
-        dense = {index for index, layer in enumerate(model.decoder.layers) if "linear_fc1" in layer.mlp._modules}
+        """Names of our modules -> the names that mbridge's tables know (Transformer Engine's, fused norms).
+
+        Layers and experts are counted over the whole model, not from this rank's first.
+        """
+        layers = [_Layer(layer.layer_number - 1, "linear_fc1" in layer.mlp._modules) for layer in model.decoder.layers]
+        first_expert = self.mpu.ep_rank * ((self.config.num_moe_experts or 0) // self.mpu.ep_size)
         names = (name for name in model.state_dict() if "_extra_state" not in name)
-        return {name: _table_name(name, dense) for name in names}
+        return {name: _table_name(name, layers, first_expert) for name in names}
 
 
-def _table_name(name: str, dense_layers: set[int]) -> str:
+class _Layer(NamedTuple):
+    index: int
+    """In the whole model."""
+    is_dense: bool
+
+
+def _table_name(name: str, layers: list[_Layer], first_expert: int) -> str:
     match = _LAYER.fullmatch(name)
     if match is None:
         return name
-    prefix, layer, rest = match.group(1), int(match.group(2)), match.group(3)
+    layer, rest = layers[int(match.group(1))], match.group(2)
     rest = rest.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
-    if layer in dense_layers:
+    if layer.is_dense:
         rest = rest.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
-    return prefix + _EXPERT.sub(r"mlp.experts.\2.\3\1", rest)
+    rest = _EXPERT.sub(lambda found: f"mlp.experts.{found[2]}.{found[3]}{int(found[1]) + first_expert}", rest)
+    return f"decoder.layers.{layer.index}.{rest}"
 
 
 def rotary_arguments(hf_config: PretrainedConfig) -> dict[str, Any]:
@@ -121,29 +135,23 @@ def make_bridge(folder: Path, dtype: torch.dtype, tp: int, settings: Mapping[str
 
 
 def load_hf(bridge: LocalSpecBridge, model: torch.nn.Module, folder: Path) -> None:
-    """Fill `model` from the folder's safetensors; a collective over tensor-parallel ranks. Raises UnsupportedModel."""
+    """Fill `model` from the folder's safetensors; every rank reads what it holds a part of. Raises UnsupportedModel."""
+    table_names = bridge._weight_name_mapping_mcore_local_to_global(model)
     try:
+        stored = bridge._get_safetensor_io(str(folder))
         with torch.no_grad():
-            bridge.load_weights([model], str(folder), memory_efficient=True)
+            for name, own in model.state_dict().items():
+                if name in table_names:
+                    names = bridge._weight_name_mapping_mcore_to_hf(table_names[name])
+                    found = [stored.load_one_hf_weight(one) for one in names]
+                    own.copy_(_part(bridge, table_names[name], found, own))
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedModel(f"model folder {folder}: weights are missing or unreadable ({error})") from error
 
 
-def exported_names(model: torch.nn.Module) -> list[str]:
-    """Names of the parameters in export order, the same on every rank."""
-    return [name for name, _ in model.named_parameters()]
-
-
-def export_parameter(
-    bridge: LocalSpecBridge, model: torch.nn.Module, name: str, parallel: Parallel
-) -> list[tuple[str, Tensor]]:
-    """The Hugging Face tensors of one parameter: contiguous host copies; a collective over `parallel.tp_group`."""
-    parameter = model.get_parameter(name)
-    table_name = bridge._weight_name_mapping_mcore_local_to_global(model)[name]
-    whole = parameter.detach()
-    if parallel.tp > 1 and getattr(parameter, "tensor_model_parallel", False):
-        shards = [torch.empty_like(whole) for _ in range(parallel.tp)]
-        dist.all_gather(shards, whole.contiguous(), group=parallel.tp_group)
-        whole = bridge._weight_merge_across_tp(table_name, shards, parameter)
-    names, tensors = bridge._weight_to_hf_format(table_name, whole)
-    return [(name, tensor.to("cpu", copy=True).contiguous()) for name, tensor in zip(names, tensors, strict=True)]
+def _part(bridge: LocalSpecBridge, table_name: str, found: list[Tensor], own: Tensor) -> Tensor:
+    """This rank's part of a parameter; `found` are the Hugging Face tensors that it is made of."""
+    whole = bridge._weight_to_mcore_format(table_name, found)
+    if ".mlp.experts." in table_name:
+        return bridge._weight_split_across_tp(table_name, whole, own, bridge.mpu.etp_size)[bridge.mpu.etp_rank]
+    return bridge._weight_split_across_tp(table_name, whole, own, bridge.mpu.tp_size)[bridge.mpu.tp_rank]

@@ -1,15 +1,18 @@
 """How packed sequences lie in one microbatch: positions, segments, and groups of like length for attention.
 
-Invariant: segments are ordered longest first and cover all tokens; a group is a run of neighbouring segments, padded
-in attention by at most an eighth, and padding is never seen by a real token.
+Invariant: segments are ordered longest first (one of padding may follow) and cover all tokens; a group is a run of
+neighbouring segments, padded in attention by at most an eighth, and padding is never seen by a real token.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
+
+from physarum.actors.trainer.megatron.context import ContextShard, owners, places
 
 _PADDED_SHARE = 8
 """Segments share a group while the longest exceeds them by at most 1/8: bounds wasted attention work to 12.5 %."""
@@ -35,36 +38,47 @@ class SegmentGroup:
 class PackedLayout(PackedSeqParams):
     """Megatron's THD parameters plus what our core attention and rotary embedding need.
 
-    To Megatron's rotary code the pack is one sequence, whose frequencies PackedRotaryEmbedding has already picked by
-    position: one multiplication instead of a loop over segments.
+    Megatron's rotary code gets no bounds of sequences: PackedRotaryEmbedding has already picked each token's angles, so
+    it is one multiplication instead of a loop over segments, and the same on every part of a shared pack.
     """
 
     positions: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    """[T] position of each token within its segment."""
+    """[T / cp] position of each of this rank's tokens within its segment."""
     groups: tuple[SegmentGroup, ...] = ()
+    """Of the whole pack."""
+    shard: ContextShard | None = None
+    order: Tensor | None = None
+    """[T] place of each token when the parts of all ranks of `shard` are put one after another."""
 
 
-def pack_layout(lengths: Sequence[int], device: torch.device) -> PackedLayout:
-    """Layout of segments with `lengths`, longest first, packed without gaps."""
-    total = sum(lengths)
-    bounds = torch.tensor([0, total], dtype=torch.int32)  # on the host: read by Megatron as Python numbers
+def pack_layout(lengths: Sequence[int], device: torch.device, shard: ContextShard | None = None) -> PackedLayout:
+    """Layout of segments with `lengths`, longest first, packed without gaps.
+
+    With `shard` lengths are multiples of `shard.unit`, and only segments of equal length share a group.
+    """
     positions = torch.cat([torch.arange(length) for length in lengths])
+    order = None
+    if shard is not None:
+        owner = owners(lengths, shard.size)
+        positions = positions[torch.from_numpy(np.flatnonzero(owner == shard.rank))]
+        order = torch.from_numpy(places(owner, shard.size, len(positions))).to(device)
     groups, first, start = [], 0, 0
     while first < len(lengths):
+        share = 0 if shard is not None else lengths[first] // _PADDED_SHARE
         last = first
-        while last < len(lengths) and (lengths[first] - lengths[last]) * _PADDED_SHARE <= lengths[first]:
+        while last < len(lengths) and 0 <= lengths[first] - lengths[last] <= share:
             last += 1
         group = _group(lengths[first:last], start, device)
         groups.append(group)
         first, start = last, start + group.tokens
     return PackedLayout(
         qkv_format="thd",
-        cu_seqlens_q=bounds,
-        cu_seqlens_kv=bounds,
         max_seqlen_q=max(lengths),
         max_seqlen_kv=max(lengths),
         positions=positions.to(device),
         groups=tuple(groups),
+        shard=shard,
+        order=order,
     )
 
 

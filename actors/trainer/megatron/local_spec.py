@@ -10,14 +10,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from physarum.actors.trainer.errors import UnsupportedModel
+from physarum.actors.trainer.megatron.context import ContextShard
 from physarum.actors.trainer.megatron.layout import PackedLayout, SegmentGroup
 
 
@@ -41,6 +44,7 @@ class PackedAttention(MegatronModule):
     """Causal attention over packed sequences by torch's scaled_dot_product_attention; grouped queries supported.
 
     Segments of like length are one batched call. Right padding needs no mask: a causal token never looks right.
+    Where a pack is shared by a context-parallel group, local queries attend to the gathered keys and values of all.
     """
 
     def __init__(
@@ -68,12 +72,17 @@ class PackedAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedLayout | None = None,
     ) -> Tensor:
-        """`query` [T, heads, d], `key` and `value` [T, groups, d] -> [T, heads * d]."""
+        """`query` [T, heads, d], `key` and `value` [T, groups, d] -> [T, heads * d]; T of this rank."""
         if not isinstance(packed_seq_params, PackedLayout) or attention_bias is not None:
             raise TypeError(
                 f"packed_seq_params is a {type(packed_seq_params).__name__}; expected a PackedLayout and no bias"
             )
-        outputs = [self._attend(query, key, value, group) for group in packed_seq_params.groups]
+        layout = packed_seq_params
+        if layout.shard is None or layout.order is None:
+            outputs = [self._attend(query, key, value, group) for group in layout.groups]
+        else:
+            key, value = _gathered(key, value, layout.shard, layout.order)
+            outputs = [self._attend_shared(query, key, value, group, layout.shard) for group in layout.groups]
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, group: SegmentGroup) -> Tensor:
@@ -90,6 +99,28 @@ class PackedAttention(MegatronModule):
         rows = output.transpose(1, 2).reshape(group.count * group.width, -1)
         return rows if group.scatter is None else rows.index_select(0, group.scatter)
 
+    def _attend_shared(
+        self, query: Tensor, key: Tensor, value: Tensor, group: SegmentGroup, shard: ContextShard
+    ) -> Tensor:
+        """This rank's two chunks of every segment against all tokens up to each chunk's end -> [tokens / cp, heads * d]."""
+        chunk = group.width // shard.unit
+        own = query.narrow(0, group.start // shard.size, group.tokens // shard.size)
+        own = own.reshape(group.count, 2, chunk, *own.shape[1:])
+        keys, values = _padded(key, group), _padded(value, group)
+        outputs = []
+        for half, end in enumerate(((shard.rank + 1) * chunk, (shard.unit - shard.rank) * chunk)):
+            output = F.scaled_dot_product_attention(
+                own[:, half].transpose(1, 2),
+                keys[:, :, :end],
+                values[:, :, :end],
+                attn_mask=_last_rows(chunk, end, query.device),
+                scale=self.scale,
+                dropout_p=self.dropout if self.training else 0.0,
+                enable_gqa=query.size(1) != key.size(1),
+            )
+            outputs.append(output.transpose(1, 2))
+        return torch.stack(outputs, 1).reshape(group.tokens // shard.size, -1)
+
 
 def refuse_unsupported(config: TransformerConfig) -> None:
     """Raise UnsupportedModel for attention that PackedAttention would compute as something else."""
@@ -102,6 +133,22 @@ def refuse_unsupported(config: TransformerConfig) -> None:
     wrong = [name for name, differs in found.items() if differs]
     if wrong:
         raise UnsupportedModel(f"attention with {', '.join(wrong)} is not available; expected full causal attention")
+
+
+def _gathered(key: Tensor, value: Tensor, shard: ContextShard, order: Tensor) -> tuple[Tensor, Tensor]:
+    """[T / cp, groups, d] each -> [T, groups, d] in the pack's order; gradients of all ranks are summed on the way back."""
+    both = torch.cat([key, value], -1)
+    everyone = gather_from_sequence_parallel_region(both, tensor_parallel_output_grad=True, group=shard.group)
+    whole_key, whole_value = everyone.index_select(0, order).split([key.size(-1), value.size(-1)], -1)
+    return whole_key, whole_value
+
+
+def _last_rows(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Causal mask where the queries are the last of the keys. On CUDA it is only named: fused kernels know it."""
+    if device.type == "cuda":
+        named: Tensor = causal_lower_right(queries, keys)
+        return named
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def _padded(tensor: Tensor, group: SegmentGroup) -> Tensor:

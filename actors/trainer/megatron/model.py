@@ -5,7 +5,7 @@ carries its own denominator, so neither DDP nor the schedule may average.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ CPU_SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Model:
-    """What a rank trains. `module` is the bare GPTModel inside `ddp`."""
+    """What a rank trains or asks: its stage of a model. `module` is the bare GPTModel inside `ddp` (frozen: the same)."""
 
-    ddp: DistributedDataParallel
+    ddp: DistributedDataParallel | GPTModel
     module: GPTModel
     bridge: LocalSpecBridge
     vocab_size: int
@@ -54,21 +54,33 @@ class Model:
 
 def build(hf_folder: Path, parallel: Parallel, dtype: torch.dtype, overrides: Mapping[str, Any]) -> Model:
     """Build, load and wrap. `overrides` is the `megatron:` section. Raises UnsupportedModel, UnknownMegatronField."""
+    bare = build_frozen(hf_folder, parallel, dtype, overrides)
+    return wrapped(bare, dtype)
+
+
+def wrapped(bare: Model, dtype: torch.dtype) -> Model:
+    """`bare` with Megatron's gradient buffers; parameters that were added to its module are trained too."""
+    config = bare.bridge.config
+    ddp = DistributedDataParallel(config, _ddp_config(bare.overrides, dtype), bare.module)
+    ddp.broadcast_params()
+    config.finalize_model_grads_func = _finalize
+    config.no_sync_func = ddp.no_sync
+    return replace(bare, ddp=ddp)
+
+
+def build_frozen(hf_folder: Path, parallel: Parallel, dtype: torch.dtype, overrides: Mapping[str, Any]) -> Model:
+    """Build and load, without gradients' buffers. Raises as `build`."""
     chosen = sort_overrides(overrides)
     settings = dict(LOCAL_SPEC_SETTINGS)
     if parallel.device.type == "cpu":
         settings |= CPU_SETTINGS
     settings |= chosen.transformer | {"calculate_per_token_loss": True}
     bridge = make_bridge(hf_folder, dtype, parallel.tp, settings)
-    module = bridge._model_provider([])(pre_process=True, post_process=True)
+    module = bridge._model_provider([])(pre_process=parallel.pp_rank == 0, post_process=parallel.is_last_stage)
     module.rotary_pos_emb = PackedRotaryEmbedding.adopt(module.rotary_pos_emb)
     module.to(parallel.device)
     load_hf(bridge, module, hf_folder)
-    ddp = DistributedDataParallel(bridge.config, _ddp_config(chosen, dtype), module)
-    ddp.broadcast_params()
-    bridge.config.finalize_model_grads_func = _finalize
-    bridge.config.no_sync_func = ddp.no_sync
-    return Model(ddp, module, bridge, bridge.hf_config.vocab_size, chosen)
+    return Model(module, module, bridge, bridge.hf_config.vocab_size, chosen)
 
 
 def _ddp_config(overrides: Overrides, dtype: torch.dtype) -> DistributedDataParallelConfig:

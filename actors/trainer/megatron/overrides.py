@@ -32,17 +32,25 @@ OWNED = {
     "tensor_model_parallel_size": "tp",
     "pipeline_model_parallel_size": "pp",
     "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
     "calculate_per_token_loss": "reduction",
     "finalize_model_grads_func": "reduction",
 }
 """Megatron fields that a setting of the trainer decides, and its name."""
 
-_NO_GROUPS = "the world makes data and tensor parallel groups only"
+_NO_GROUPS = "the world does not make the groups that it needs"
+_NOT_INTERLEAVED = "each rank has one stage of the pipeline, whose microbatches differ in length"
+_OWN_ATTENTION = "attention over a shared pack gathers keys and values (trainer.cp)"
 _READ_AT_ONCE = "weights are exported right after a step, before such a gather has happened"
 REFUSED = {
-    "expert_model_parallel_size": _NO_GROUPS,
-    "expert_tensor_parallel_size": _NO_GROUPS,
-    "virtual_pipeline_model_parallel_size": _NO_GROUPS,
+    "virtual_pipeline_model_parallel_size": _NOT_INTERLEAVED,
+    "overlap_p2p_comm": _NOT_INTERLEAVED,
+    "variable_seq_lengths": _NOT_INTERLEAVED,
+    "num_microbatches_with_partial_activation_checkpoints": _NOT_INTERLEAVED,
+    "cp_comm_type": _OWN_ATTENTION,
+    "hierarchical_context_parallel_sizes": _OWN_ATTENTION,
+    "hybrid_context_parallel": _OWN_ATTENTION,
     "num_distributed_optimizer_instances": _NO_GROUPS,
     "use_megatron_fsdp": _READ_AT_ONCE,
     "overlap_param_gather": _READ_AT_ONCE,

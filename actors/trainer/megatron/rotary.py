@@ -20,8 +20,8 @@ class PackedRotaryEmbedding(RotaryEmbedding):
     positions: Tensor
 
     def forward(self, max_seq_len: int, offset: int = 0, packed_seq: bool = False, cp_group: Any = None) -> Tensor:
-        """[T, 1, 1, rotary dimensions]: angles of every token, float32."""
-        return self.get_emb(max_seq_len, offset).index_select(0, self.positions)
+        """[T, 1, rotary dimensions]: angles of every token, float32; Megatron multiplies them with [T, heads, d]."""
+        return self.get_emb(max_seq_len, offset)[:, 0].index_select(0, self.positions)
 
     @classmethod
     def adopt(cls, embedding: RotaryEmbedding) -> "PackedRotaryEmbedding":

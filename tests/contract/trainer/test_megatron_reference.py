@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from physarum.actors.trainer.algorithm_settings import AlgorithmSettings
 from physarum.actors.trainer.batch import TrainSequence
 from physarum.actors.trainer.world import World, WorldConfig
 
@@ -40,6 +42,22 @@ def response_logprobs(model: PreTrainedModel, sequence: TrainSequence, temperatu
     return logprobs[sequence.prompt_len - 1 : -1].gather(1, tokens[sequence.prompt_len :, None])[:, 0]
 
 
+def policy_terms(logprobs: Tensor, engine: Tensor, advantage: Any, algorithm: AlgorithmSettings) -> Tensor:
+    """[tokens of one sequence], gradient through `logprobs`."""
+    own = logprobs.detach()
+    weight = torch.minimum((own - engine).exp(), torch.tensor(2.0)) if algorithm.correction else torch.ones_like(own)
+    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
+    if algorithm.loss == "cispo":
+        return -weight * (own - engine).exp().clamp(low, high) * advantage * logprobs
+    if algorithm.loss == "gspo":
+        ratio = (logprobs - engine).mean().exp()
+        return -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage) * torch.ones_like(own)
+    if algorithm.old_logprobs == "engine":
+        ratio = (logprobs - engine).exp()
+        return -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+    return -weight * (logprobs - own).exp() * advantage
+
+
 def reference_loss(model: PreTrainedModel, batch: list[TrainSequence], config: WorldConfig) -> Tensor:
     """The objective written out anew over the sequences, without any of the product's functions."""
     terms: dict[int, list[Tensor]] = {}
@@ -47,20 +65,14 @@ def reference_loss(model: PreTrainedModel, batch: list[TrainSequence], config: W
         mask = torch.from_numpy(sequence.loss_mask)
         logprobs = response_logprobs(model, sequence, config.temperature)[mask]
         engine = torch.from_numpy(sequence.engine_logprobs)[mask]
-        if config.objective == "sft":
-            loss = -logprobs
-        elif config.old_logprobs == "engine":
-            ratio = (logprobs - engine).exp()
-            clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-            loss = -torch.minimum(ratio * sequence.advantage, clipped * sequence.advantage)
-        else:
-            weight = torch.minimum((logprobs.detach() - engine).exp(), torch.tensor(config.tis_cap))
-            if config.correction == "none":
-                weight = torch.ones_like(weight)
-            loss = -weight * (logprobs - logprobs.detach()).exp() * sequence.advantage
+        loss = (
+            -logprobs
+            if config.objective == "sft"
+            else policy_terms(logprobs, engine, sequence.advantage, config.algorithm)
+        )
         terms.setdefault(sequence.execution, []).append(loss)
     executions = [torch.cat(parts) for parts in terms.values()]
-    if config.reduction == "execution-mean":
+    if config.algorithm.reduction == "execution":
         return torch.stack([execution.mean() for execution in executions if len(execution)]).mean()
     return torch.cat(executions).mean()
 
@@ -69,12 +81,17 @@ def reference_loss(model: PreTrainedModel, batch: list[TrainSequence], config: W
     ("model", "settings"),
     [
         ({}, {}),
-        ({"head_dim": 24, "kv_heads": 2, "tied": False}, {"reduction": "execution-mean", "temperature": 0.7}),
-        ({"head_dim": 24}, {"old_logprobs": "engine", "correction": "none"}),
-        ({}, {"correction": "none"}),
+        (
+            {"head_dim": 24, "kv_heads": 2, "tied": False},
+            {"algorithm": AlgorithmSettings(reduction="execution"), "temperature": 0.7},
+        ),
+        ({"head_dim": 24}, {"algorithm": AlgorithmSettings(old_logprobs="engine", correction=())}),
+        ({}, {"algorithm": AlgorithmSettings(correction=())}),
+        ({}, {"algorithm": AlgorithmSettings(loss="cispo", old_logprobs="engine", correction=(), clip_low=1.0)}),
+        ({}, {"algorithm": AlgorithmSettings(loss="gspo", old_logprobs="engine", correction=(), clip_low=0.01)}),
         ({}, {"objective": "sft"}),
     ],
-    ids=["tied-tis", "untied-execution-mean", "head-dim-24-engine-ratio", "no-correction", "sft"],
+    ids=["tied-tis", "untied-execution-mean", "head-dim-24-engine-ratio", "no-correction", "cispo", "gspo", "sft"],
 )
 def test_first_step_equals_plain_torch(
     model_folder: Folder, make_batch: Batch, model: dict[str, object], settings: dict[str, object]

@@ -203,8 +203,14 @@ def test_settings_that_megatron_lacks_are_refused_before_anything_starts(model_f
         World.start(WorldConfig(hf_folder=folder, megatron={"hidden_dropout": "much"}))
     with pytest.raises(UnsupportedParallelism, match="3 ranks do not divide"):
         World.start(WorldConfig(hf_folder=folder, ranks=3, tp=2))
-    with pytest.raises(UnsupportedParallelism, match="pp=2"):
+    with pytest.raises(UnsupportedParallelism, match=r"pp 2 \* cp 1 = 2; make ranks a multiple"):
         World.start(WorldConfig(hf_folder=folder, pp=2))
+    with pytest.raises(UnsupportedParallelism, match="num_hidden_layers 2 does not divide by pp 4"):
+        World.start(WorldConfig(hf_folder=folder, ranks=4, pp=4))
+    with pytest.raises(UnsupportedParallelism, match="a qwen3 model has no experts"):
+        World.start(WorldConfig(hf_folder=folder, ranks=2, ep=2))
+    with pytest.raises(UnknownMegatronField, match=r"megatron\.virtual_pipeline_model_parallel_size is not available"):
+        World.start(WorldConfig(hf_folder=folder, megatron={"virtual_pipeline_model_parallel_size": 2}))
     with pytest.raises(UnsupportedModel, match=r"config\.json is missing"):
         World.start(WorldConfig(hf_folder=str(tmp_path)))
 

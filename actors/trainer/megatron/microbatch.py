@@ -1,0 +1,128 @@
+"""Sequences of one microbatch as tensors: what a rank's part of the model reads, and the columns of the loss.
+
+Invariant: rows are in the same order on every rank; a context-parallel rank computes those whose positions it holds, and
+gets the others' (`shared`), so that the loss sees whole sequences whoever holds their tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from physarum.actors.trainer.algorithms.sequences import Sequences
+from physarum.actors.trainer.batch import TrainSequence
+from physarum.actors.trainer.megatron.context import ContextShard, Indices, SharedRows, owners, places
+from physarum.actors.trainer.megatron.layout import PackedLayout, pack_layout
+
+
+@dataclass(frozen=True)
+class MicrobatchTensors:
+    """T packed tokens and the N response tokens whose log-probabilities are wanted, all on the rank's device.
+
+    Of the tokens a rank holds T / cp, of the rows n <= N (all of them where `shared` is None).
+    """
+
+    tokens: Tensor
+    """[1, T / cp] int64."""
+    layout: PackedLayout
+    rows: Tensor
+    """[n] index in this rank's tokens of the position whose logits predict the token (the one before it)."""
+    targets: Tensor
+    """[n] the token ids."""
+    shared: SharedRows | None
+    weights: Tensor
+    """[N] float32: 1 / denominator, see algorithms/reduction.py."""
+    columns: dict[str, Tensor]
+    """[N] float32 each: `engine`, `advantage`, and the sequences' further columns."""
+    sequences: Sequences
+    """Whose each of the N rows is; sequences are numbered as the caller gave them."""
+
+
+def microbatch_tensors(
+    sequences: Sequence[TrainSequence],
+    weights: Sequence[float],
+    names: Sequence[str],
+    align: int,
+    device: torch.device,
+    every: bool = False,
+    shard: ContextShard | None = None,
+) -> MicrobatchTensors:
+    """Tensors of sequences, packed longest first.
+
+    Rows are the trained tokens, or with `every` all response tokens; `names`: the further columns to take along. Every
+    rank's part of the pack is padded to a multiple of `align` (sequence parallelism) by one more segment; an empty
+    microbatch is padding only. With `shard` each segment is padded too, to be cut into equal chunks.
+    """
+    unit, ranks = (1, 1) if shard is None else (shard.unit, shard.size)
+    order = sorted(range(len(sequences)), key=lambda index: -sequences[index].length)
+    lengths = [-(-sequences[index].length // unit) * unit for index in order]
+    step, total = math.lcm(unit, align * ranks), sum(lengths)
+    if padding := -total % step if total else step:
+        lengths.append(padding)
+    ids = np.zeros(total + padding, np.int64)
+    found = _rows(sequences, weights, names, order, lengths, every)
+    for index, start in zip(order, np.cumsum([0, *lengths]), strict=False):
+        ids[start : start + sequences[index].length] = sequences[index].token_ids
+    rows, targets, shared = found["row"], found["target"], None
+    if shard is not None:
+        owner = owners(lengths, ranks)
+        shared = _shared(owner[rows], shard, device)
+        own = np.flatnonzero(owner == shard.rank)
+        kept = owner[rows] == shard.rank
+        ids, rows, targets = ids[own], np.searchsorted(own, rows[kept]), targets[kept]
+    return MicrobatchTensors(
+        tokens=_on(device, ids, torch.int64)[None],
+        layout=pack_layout(lengths, device, shard),
+        rows=_on(device, rows, torch.int64),
+        targets=_on(device, targets, torch.int64),
+        shared=shared,
+        weights=_on(device, found["weight"], torch.float32),
+        columns={name: _on(device, found[name], torch.float32) for name in ("engine", "advantage", *names)},
+        sequences=Sequences(_on(device, found["owner"], torch.int64), len(sequences)),
+    )
+
+
+def _rows(
+    sequences: Sequence[TrainSequence],
+    weights: Sequence[float],
+    names: Sequence[str],
+    order: Sequence[int],
+    lengths: Sequence[int],
+    every: bool,
+) -> dict[str, NDArray[Any]]:
+    """[N] of each column: the rows' places in the whole pack, whose segments have `lengths` in `order`."""
+    parts: dict[str, list[NDArray[Any]]] = {
+        name: [np.zeros(0)] for name in ("row", "target", "owner", "weight", "engine", "advantage", *names)
+    }
+    parts["row"] = [np.zeros(0, np.int64)]
+    start = 0
+    for index, length in zip(order, lengths, strict=False):
+        sequence = sequences[index]
+        chosen = np.arange(sequence.response_len) if every else np.flatnonzero(sequence.loss_mask)
+        parts["row"].append(chosen + (start + sequence.prompt_len - 1))
+        parts["target"].append(sequence.token_ids[sequence.prompt_len :][chosen])
+        parts["owner"].append(np.full(len(chosen), index))
+        parts["weight"].append(np.full(len(chosen), weights[index]))
+        parts["engine"].append(sequence.engine_logprobs[chosen])
+        parts["advantage"].append(sequence.advantages()[chosen])
+        for name in names:
+            parts[name].append(sequence.columns[name][chosen])
+        start += length
+    return {name: np.concatenate(pieces) for name, pieces in parts.items()}
+
+
+def _shared(owner: Indices, shard: ContextShard, device: torch.device) -> SharedRows:
+    """`owner` [N]: the rank that computes each row."""
+    per_rank = max(1, int(np.bincount(owner, minlength=1).max()))
+    return SharedRows(per_rank, _on(device, places(owner, shard.size, per_rank), torch.int64), shard.group)
+
+
+def _on(device: torch.device, array: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(array).to(device=device, dtype=dtype)

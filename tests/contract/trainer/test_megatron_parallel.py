@@ -1,0 +1,205 @@
+"""Every way to cut a model over ranks gives what one process gives: log-probabilities, losses, norms, weights.
+
+One world per shape does everything: policy, critic (`gae`), moving reference, several optimizer steps a batch with a
+sequence-level ratio and correction. Sizes are awkward (head_dim 24, 127 token ids, sequences from 3 to 151 tokens); batches
+are packed in another way and order than the one process packs them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Kl, Mis, Reference
+from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence
+from physarum.actors.trainer.world import World, WorldConfig
+
+pytestmark = pytest.mark.timeout(120)
+
+VOCABULARY = 127
+"""Odd: two vocabulary shards need a padded column."""
+LENGTHS = ((1, 150), (3, 2), (2, 40), (30, 1), (5, 9), (1, 3), (17, 60), (4, 41), (2, 8))
+"""(prompt, response) tokens: very different, shorter than any chunk, none a multiple of one."""
+ALGORITHM = AlgorithmSettings(
+    advantage="gae",
+    loss="gspo",
+    clip_low=0.05,
+    clip_high=0.05,
+    reduction="sequence",
+    correction=(Mis(level="geometric", mode="truncate", high=1.5),),
+    kl=Kl(coef=0.1),
+    reference=Reference(update_every=2),
+    minibatches=2,
+)
+MODELS: dict[str, dict[str, Any]] = {
+    "tied": {"kind": "Qwen3", "tie_word_embeddings": True},
+    "untied": {"kind": "Llama", "attention_bias": True},
+    "moe": {
+        "kind": "Qwen3Moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+}
+
+
+class Alone(msgspec.Struct):
+    """What one process computes."""
+
+    config: WorldConfig
+    logprobs: list[Float32]
+    steps: list[StepResult]
+    weights: dict[str, torch.Tensor]
+    start_weights: dict[str, torch.Tensor]
+
+
+@contextmanager
+def started(config: WorldConfig) -> Iterator[World]:
+    world = World.start(config)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def batch() -> list[TrainSequence]:
+    random = np.random.default_rng(5)
+    sequences = []
+    for index, (prompt, response) in enumerate(LENGTHS):
+        mask = random.random(response) < 0.8
+        mask[0] = True
+        engine = np.where(mask, -random.gamma(4.0, 1.0, response), np.nan).astype(np.float32)
+        ids = random.integers(0, VOCABULARY, prompt + response).astype(np.int32)
+        sequences.append(TrainSequence(ids, prompt, mask, engine, float(random.normal()), index, index // 3))
+    return sequences
+
+
+def exported(world: World) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in world.export()}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Alone]:
+    made: dict[str, Alone] = {}
+
+    def make(model: str) -> Alone:
+        if model not in made:
+            folder = tmp_path_factory.mktemp(model)
+            _save_model(folder, **MODELS[model])
+            config = WorldConfig(
+                hf_folder=str(folder),
+                lr=1e-3,
+                eps=1e-3,
+                tokens_per_microbatch=200,
+                timeout_s=30.0,
+                algorithm=ALGORITHM,
+            )
+            with started(config) as world:
+                start_weights = exported(world)
+                logprobs = world.logprobs(batch())
+                steps = _steps(world, batch())
+                made[model] = Alone(config, logprobs, steps, exported(world), start_weights)
+        return made[model]
+
+    return make
+
+
+def _steps(world: World, sequences: list[TrainSequence]) -> list[StepResult]:
+    """All sequences, the first alone (fewer than ranks), all again."""
+    first = max(sequences, key=lambda one: one.length)
+    return [world.step(part) for part in (sequences, [first], sequences)]
+
+
+def _save_model(folder: Path, kind: str, **settings: Any) -> None:
+    torch.manual_seed(0)
+    common = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+    common |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "initializer_range": 0.2, "head_dim": 24}
+    config = getattr(transformers, f"{kind}Config")(**common, **settings)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp2": ("untied", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
+    "tp2-sequence-parallel": ("tied", {"ranks": 2, "tp": 2}),
+    "pp2": ("tied", {"ranks": 2, "pp": 2}),
+    "cp2": ("untied", {"ranks": 2, "cp": 2}),
+    "dp2": ("tied", {"ranks": 2}),
+    "ep2": ("moe", {"ranks": 2, "ep": 2}),
+}
+SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp2-tied": ("tied", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
+    "tp2-sequence-parallel-untied": ("untied", {"ranks": 2, "tp": 2}),
+    "pp2-untied": ("untied", {"ranks": 2, "pp": 2}),
+    "cp2-tied": ("tied", {"ranks": 2, "cp": 2}),
+    "cp2-experts": ("moe", {"ranks": 2, "cp": 2}),
+    "tp2-experts": ("moe", {"ranks": 2, "tp": 2}),
+    "tp2-ep2-etp1": ("moe", {"ranks": 2, "tp": 2, "ep": 2, "etp": 1}),
+    "tp2-pp2": ("tied", {"ranks": 4, "tp": 2, "pp": 2}),
+    "cp2-dp2": ("untied", {"ranks": 4, "cp": 2}),
+    "pp2-dp2": ("untied", {"ranks": 4, "pp": 2}),
+    "tp2-cp2": ("tied", {"ranks": 4, "tp": 2, "cp": 2}),
+    "cp4": ("tied", {"ranks": 4, "cp": 4}),
+    "pp4": ("tied", {"ranks": 4, "pp": 4}),
+    "pp2-cp2-sharded-optimizer": (
+        "untied",
+        {"ranks": 4, "pp": 2, "cp": 2, "megatron": {"use_distributed_optimizer": True}},
+    ),
+    "pp2-ep2": ("moe", {"ranks": 4, "pp": 2, "ep": 2}),
+    "ep2-dp2-sharded-optimizer": ("moe", {"ranks": 4, "ep": 2, "megatron": {"use_distributed_optimizer": True}}),
+    "recomputed-pp2-cp2": (
+        "tied",
+        {
+            "ranks": 4,
+            "pp": 2,
+            "cp": 2,
+            "megatron": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_world_of_several_ranks_equals_one(alone: Callable[[str], Alone], tmp_path: Path, name: str) -> None:
+    model, shape = SHAPES[name]
+    _check(alone(model), tmp_path, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW_SHAPES)
+def test_further_shapes_equal_one(alone: Callable[[str], Alone], tmp_path: Path, name: str) -> None:
+    model, shape = SLOW_SHAPES[name]
+    _check(alone(model), tmp_path, shape)
+
+
+def _check(alone: Alone, folder: Path, shape: dict[str, Any]) -> None:
+    config = msgspec.structs.replace(alone.config, tokens_per_microbatch=170, **shape)
+    sequences = batch()
+    with started(config) as world:
+        start = exported(world)
+        assert start.keys() == alone.start_weights.keys()
+        assert all(torch.equal(tensor, alone.start_weights[name]) for name, tensor in start.items())
+        for found, expected in zip(world.logprobs(sequences), alone.logprobs, strict=True):
+            np.testing.assert_allclose(found, expected, atol=5e-6)
+        reordered = sorted(sequences, key=lambda one: (one.group, -one.execution))  # minibatches are whole groups
+        for found, expected in zip(_steps(world, reordered), alone.steps, strict=True):
+            _same(found, expected)
+        for name, tensor in exported(world).items():
+            torch.testing.assert_close(tensor, alone.weights[name], rtol=0, atol=2e-6, msg=name)
+        world.save(folder)
+        after = world.step(sequences)
+        world.load(folder)
+        again = world.step(sequences)
+        assert (again.loss, again.grad_norm, again.metrics) == (after.loss, after.grad_norm, after.metrics)
+
+
+def _same(found: StepResult, expected: StepResult) -> None:
+    assert found.loss == pytest.approx(expected.loss, abs=1e-6)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5, abs=1e-5)  # from 0.05 to 30
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=2e-6)

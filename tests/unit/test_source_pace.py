@@ -1,0 +1,100 @@
+"""Admission `pace`: by hand, and that no step can leave a task behind that it would make too old."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from physarum.actors.source.pace import Pace
+from physarum.bus.ledger import Numbered, RollbackRecord, StepRecord
+from physarum.bus.version import Version
+
+LIMIT, GROUP = 8, 2  # K = 1, batches of 2 groups of 2
+
+
+def step(number: int, plan: int) -> Numbered:
+    record = StepRecord(
+        epoch=1, number=number, plan=plan, changed=True, trained=0, masked=0, tokens_trained=0, tokens_masked=0, ages={},
+        multi_version_samples=0, reward_mean=None, wait_s=0.0, started_at=0.0, finished_at=0.0,
+    )  # fmt: skip
+    return Numbered(0, record)
+
+
+def served(*numbers: int, epoch: int = 1) -> list[Version]:
+    return [Version("policy", epoch, number) for number in numbers]
+
+
+def test_two_batches_are_let_out_and_then_only_what_the_oldest_allows() -> None:
+    pace = Pace(LIMIT, GROUP)
+    for issued in range(0, LIMIT, GROUP):
+        assert pace.has_room(issued, 0, 0, 0)
+        pace.note(issued + GROUP, 0)
+    assert not pace.has_room(8, 0, 0, 0)
+    pace.record(step(1, 5), 4)
+    assert pace.base(None) == 4
+    assert not pace.has_room(8, 0, 0, 4), "task 0 was not in that step: two more batches could go past it"
+    assert pace.has_room(8, 0, 4, 4) is False, "task 4, too, was issued before the step"
+    pace.note(8, 4)
+    assert pace.has_room(8, 0, 8, 4), "nothing is out"
+
+
+def test_the_clock_is_what_the_slowest_engine_serves() -> None:
+    pace = Pace(LIMIT, GROUP)
+    pace.record(step(1, 5), 4)
+    pace.record(step(2, 7), 8)
+    assert pace.base(served(2, 1)) == 4
+    assert pace.base(served(2)) == 8
+    assert pace.base([]) == 0, "nothing serves yet"
+    assert pace.has_room(8, 0, 8, 8) and not pace.has_room(8, 0, 8, 0)
+
+
+def test_a_rollback_takes_its_steps_back_and_makes_their_weights_older() -> None:
+    pace = Pace(LIMIT, GROUP)
+    for number, plan in ((1, 5), (2, 7), (3, 9)):
+        pace.record(step(number, plan), 4 * number)
+    pace.record(Numbered(0, RollbackRecord(old_epoch=1, new_epoch=2, fork=1, last_plan=5)), 4)
+    assert pace.base(None) == 4
+    assert pace.base(served(3)) == 4, "weights 3 of the abandoned epoch share the history up to 1"
+
+
+def test_dead_tasks_count_as_never_issued() -> None:
+    pace = Pace(LIMIT, GROUP)
+    pace.note(8, 0)
+    assert not pace.has_room(8, 0, 0, 0)
+    assert pace.has_room(8, 2, 0, 0)
+
+
+def test_a_source_that_comes_after_another_assumes_the_worst() -> None:
+    """Task 8 was let out when at least 8 + 2 - 8 = 2 had been trained; nobody knows whether more."""
+    pace = Pace(LIMIT, GROUP)
+    pace.begin(16)
+    pace.record(step(3, 5), 12)
+    assert not pace.has_room(16, 0, 8, 12)
+    assert pace.has_room(16, 0, 16, 12), "what the other one issued is done with"
+
+
+@given(data=st.data(), bound=st.integers(0, 3), groups_per_batch=st.integers(1, 3))
+def test_no_task_is_ever_trained_more_than_bound_steps_after_it_was_issued(
+    data: st.DataObject, bound: int, groups_per_batch: int
+) -> None:
+    """Steps take any groups that are out, in any order, as soon as there is a batch: the worst a trainer can do."""
+    batch = groups_per_batch * GROUP
+    pace = Pace((bound + 1) * batch, GROUP)
+    number = trained = issued = 0
+    born: dict[int, int] = {}
+    out: list[int] = []
+    plan = 0
+    for _ in range(60):
+        if data.draw(st.booleans()):
+            while pace.has_room(issued, 0, min(out, default=issued), pace.base(None)):
+                born[issued] = number
+                out.append(issued)
+                issued += GROUP
+                pace.note(issued, pace.base(None))
+        elif len(out) >= groups_per_batch:
+            for _ in range(groups_per_batch):
+                taken = out.pop(data.draw(st.integers(0, len(out) - 1)))
+                assert number - born[taken] <= bound
+            trained, number, plan = trained + batch, number + 1, plan + 2
+            pace.record(step(number, plan), trained)
+    assert issued >= min(issued, batch)
