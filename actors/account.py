@@ -24,6 +24,7 @@ from physarum.actors.wire import read_header
 from physarum.bus import ledger, log, names
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
+from physarum.bus.direct import last_of, subject_of
 from physarum.bus.errors import CodecError
 from physarum.bus.ledger import DurableRecord, Numbered, Place, PlanRecord, RefillRecord, RollbackRecord, StepRecord
 from physarum.bus.log import LogEntry, LogGapError, LogReader
@@ -227,8 +228,9 @@ def _refilled(records: Iterable[Numbered], positions: Mapping[str, Issued]) -> s
 async def _issued(bus: Bus) -> dict[str, Issued]:
     """How many tasks each source has issued. Sources' names are subject tokens as they are (a-z, 0-9, -)."""
     prefix = names.subject(bus.run, "run", states.SOURCE_POSITION) + "."
-    entries = [entry for entry in await log.scan(bus, "run") if entry.subject.startswith(prefix) and entry.data]
-    positions = {entry.subject.removeprefix(prefix): decode(entry.data, states.SourcePosition) for entry in entries}
+    # Not a scan: one that meets a position while it is replaced would find neither the old nor the new one.
+    found = [message for message in await last_of(bus, names.stream(bus.run, "run"), prefix + ">") if message.data]
+    positions = {subject_of(one).removeprefix(prefix): decode(one.data, states.SourcePosition) for one in found}
     return {source: Issued(position.issued, position.refilled_through) for source, position in positions.items()}
 
 

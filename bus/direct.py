@@ -22,6 +22,11 @@ _PIECE: Final = 512
 _ENDS: Final = ("204", "404")
 
 
+def subject_of(message: Msg) -> str:
+    """Where a message that was read directly is stored."""
+    return (message.headers or {}).get("Nats-Subject", "")
+
+
 async def last_of(bus: Bus, stream: str, pattern: str) -> list[Msg]:
     """The last message of every subject of `stream` that matches `pattern`.
 

@@ -11,9 +11,10 @@ from typing import Literal
 import msgspec
 
 from physarum.actors.states import DEAD_MARK
-from physarum.bus import log, names
+from physarum.bus import names
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
+from physarum.bus.direct import last_of, subject_of
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
 
@@ -30,8 +31,8 @@ class DeadMark(msgspec.Struct, frozen=True):
 async def read_marks(bus: Bus) -> dict[int, DeadMark]:
     """Every mark, by the letter's sequence in DEAD."""
     prefix = names.subject(bus.run, "run", DEAD_MARK)
-    found = await log.scan(bus, "run", f"{prefix}.*")
-    return {int(entry.subject.removeprefix(f"{prefix}.")): decode(entry.data, DeadMark) for entry in found if entry.data}
+    found = await last_of(bus, names.stream(bus.run, "run"), f"{prefix}.*")
+    return {int(subject_of(one).removeprefix(f"{prefix}.")): decode(one.data, DeadMark) for one in found if one.data}
 
 
 async def write_mark(bus: Bus, publisher: Publisher, letter: int, action: Action) -> None:

@@ -73,7 +73,7 @@ async def sample_view(run: OpenRun, wanted: str) -> SampleView:
     """`wanted`: the id of a task, or of an execution. Raises NotInRunError for what never was in the run."""
     task = wanted.rpartition(":")[0] if ":" in wanted else wanted
     issued = await _issued(run, task)
-    queued = await log.scan(run.bus, "tasks", f"ph.{run.name}.tasks.*.{_token(task)}")
+    queued = await _stored(run, "tasks", task)
     copies = [*await _copies(run, "episodes", task), *await _copies(run, "samples", task), *await _archived(run, task)]
     dead = [letters.row(one) for one in await letters.letters(run.bus) if one.task_id == task]
     uses = _uses(Book(await ledger.read(run.bus)), task)
@@ -88,9 +88,15 @@ def _token(task: str) -> str:
     return names.subject("x", "tasks", task).rpartition(".")[2]
 
 
+async def _stored(run: OpenRun, key: StreamKey, task: str) -> list[log.LogEntry]:
+    """What a stream holds of the task, inline or by reference."""
+    subject = f"ph.{run.name}.{key}.*.{_token(task)}"
+    return [*await log.scan(run.bus, key, subject), *await log.scan(run.bus, key, f"{subject}.>")]
+
+
 async def _copies(run: OpenRun, key: StreamKey, task: str) -> list[Copy]:
     """The executions of the task that a stream holds: all of them share one subject."""
-    found = await log.scan(run.bus, key, f"ph.{run.name}.{key}.*.{_token(task)}")
+    found = await _stored(run, key, task)
     return [_copy(key, entry.sequence, header) for entry in found if (header := readable_header(entry)) is not None]
 
 
