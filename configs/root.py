@@ -10,6 +10,7 @@ from physarum.configs.bus import BusConfig
 from physarum.configs.checkpoint import CheckpointConfig
 from physarum.configs.engine import EngineConfig
 from physarum.configs.evaluation import EvaluationConfig
+from physarum.configs.filters import FiltersConfig
 from physarum.configs.groups import GroupsConfig
 from physarum.configs.model import ModelConfig
 from physarum.configs.origin import Origins
@@ -40,6 +41,7 @@ class RootConfig(Section):
     evaluation: EvaluationConfig | None = None
     age: AgeConfig = AgeConfig()
     groups: GroupsConfig = GroupsConfig()
+    filters: FiltersConfig = FiltersConfig()
     samples: SamplesConfig = SamplesConfig()
     stop: StopConfig
     supervisor: SupervisorConfig = SupervisorConfig()

@@ -13,7 +13,7 @@ import numpy as np
 
 from physarum.agents.protocols import Client
 from physarum.agents.trajectory import Trajectory
-from physarum.bus.records import Sample, Task
+from physarum.bus.records import ExecutionHeader, Sample, Task
 from physarum.bus.version import Span
 
 
@@ -130,3 +130,8 @@ async def ask_twice(task: Task, client: Client, **_unused: Any) -> list[Sample]:
         if turn == 0:
             trajectory.append_environment([9])
     return [trajectory.sample()]
+
+
+def row_at_least(headers: list[ExecutionHeader], row: int) -> bool:
+    """A filter: groups of rows before `row` are rejected."""
+    return all(int(header.group.rpartition("/")[2]) >= row for header in headers)

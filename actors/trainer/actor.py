@@ -26,7 +26,9 @@ from physarum.actors.runtime import Actor
 from physarum.actors.trainer import errors as torch_errors
 from physarum.actors.trainer.checkpoints import CheckpointMeta, Checkpoints
 from physarum.actors.trainer.cursor import Cursor
+from physarum.actors.trainer.filtering import Filters
 from physarum.actors.trainer.intake import Intake
+from physarum.actors.trainer.plan import reward_of
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.publication import Publication
 from physarum.actors.trainer.readiness import Readiness
@@ -134,7 +136,8 @@ class TrainerActor(Actor):
 
     async def _loop(self, stepper: Stepper, recovery: Recovery, cursor: Cursor) -> None:
         replayed = IntervalSet(sequence for plan in recovery.replay for sequence in _sequences(plan.record))
-        planner = Planner(plan_rules(self.config), _disposed(cursor, recovery))
+        filters = Filters(self.config.filters, reward_of)
+        planner = Planner(plan_rules(self.config), _disposed(cursor, recovery), filters)
         for decided in recovery.decisions:
             planner.apply(decided)
         intake = Intake(self.context, planner, cursor, replayed)
@@ -177,7 +180,8 @@ class TrainerActor(Actor):
                 return None
             if come.what == "exhausted" and not planner.has_rest:
                 return exhausted_reason(self.config)
-            rule.saw(await stepper.step(planner, come.waited_s), stepper.trained_s)
+            record = await stepper.step(planner, come.waited_s, only_drops=come.what == "drops")
+            rule.saw(record, stepper.trained_s)
         return reason
 
     async def _finish(self, stepper: Stepper, reason: str) -> None:

@@ -32,6 +32,11 @@ class Filters:
         self.rejected: Counter[str] = Counter()
         self.kept: Counter[str] = Counter()
 
+    @property
+    def of_groups(self) -> bool:
+        """Whether groups are filtered at all."""
+        return bool(self._groups)
+
     def execution(self, header: ExecutionHeader) -> bool:
         """Whether an execution has a part in its group."""
         refused = _first_refusal(self._executions, [header])

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from physarum.actors.trainer.aging import AgeRules, Clock, Tally
+from physarum.actors.trainer.algorithm_settings import Shaping
 from physarum.actors.trainer.groups import Arrived, GroupRules
 from physarum.bus.ledger import PlanRecord
 from physarum.bus.records import ExecutionHeader
@@ -24,6 +25,7 @@ class PlanRules(msgspec.Struct, frozen=True, kw_only=True):
     normalize_std: bool
     objective: str
     advantage: str = "grpo"
+    shaping: Shaping = Shaping()
     max_sequence_tokens: int
     groups: GroupRules = GroupRules()
     ordered: bool = False

@@ -13,21 +13,25 @@ gradient, whatever the stream's policy (`train` excepted): where nothing else ke
 from __future__ import annotations
 
 from physarum.actors.trainer.aging import Clock, Tally
+from physarum.actors.trainer.filtering import Filters
 from physarum.actors.trainer.groups import Arrived, DeadMember, Group, Groups
 from physarum.actors.trainer.plan import Plan, PlanRules, reward_of
-from physarum.actors.trainer.planned_advantages import planned_advantages
+from physarum.actors.trainer.planned_advantages import planned_advantages, shaped
 from physarum.actors.trainer.selection import Selection
 from physarum.actors.trainer.turns import Turns
 from physarum.bus.intervals import IntervalSet
 from physarum.bus.ledger import Dropped, GroupClosedRecord, PlanRecord, RefillRecord, lineage
 from physarum.bus.records import ExecutionHeader
 from physarum.bus.version import Fork
+from physarum.configs.filters import FiltersConfig
 
 
 class Planner:
     """Forms plans from groups. `disposed` holds the ordinals, per lineage, that left in earlier plans."""
 
-    def __init__(self, rules: PlanRules, disposed: dict[str, IntervalSet] | None = None) -> None:
+    def __init__(
+        self, rules: PlanRules, disposed: dict[str, IntervalSet] | None = None, filters: Filters | None = None
+    ) -> None:
         self._rules = rules
         self._disposed = disposed if disposed is not None else {}
         self._dropped: list[Dropped] = []
@@ -39,6 +43,9 @@ class Planner:
         self._waits = any(one.consumption == "wait" for one in (rules.age(""), *rules.streams.values()))
         self.groups = Groups(rules.groups)
         self.selection = Selection()
+        self.filters = filters if filters is not None else Filters(FiltersConfig(), reward_of)
+        self._accepted: set[str] = set()
+        self._rejected_groups = 0
 
     @property
     def ready(self) -> bool:
@@ -58,6 +65,11 @@ class Planner:
         return bool(self._dropped)
 
     @property
+    def drops_are_due(self) -> bool:
+        """Whether filters rejected as many groups as a batch has since the last plan: the source waits for their room."""
+        return self._rejected_groups >= self._rules.groups_per_batch
+
+    @property
     def asks(self) -> bool:
         """Whether something is to be asked for again that `settle` has not returned yet."""
         return bool(self._refills)
@@ -68,7 +80,7 @@ class Planner:
         refused = self._left_before(header)
         if refused is None and self._cut_off(arrived, now):
             return
-        refused = refused or self._too_long(header, now) or self.groups.admit(arrived, now)
+        refused = refused or self._unwanted(header, now) or self.groups.admit(arrived, now)
         if refused != "duplicate":
             self.selection.generated(header.trainable)
         if refused is not None:
@@ -89,8 +101,10 @@ class Planner:
             self.groups.revive(dead, now)
 
     def settle(self, at_number: int, forks: tuple[Fork, ...], now: float = 0.0) -> list[RefillRecord]:
-        """What has become too old for a step that leaves `at_number` goes, where the stream says `drop`; returns what to
-        record and ask for instead, also of what came cut off. Call it before `ready`."""
+        """What has become too old for a step that leaves `at_number` goes, where the stream says `drop`, and groups that a
+        filter rejects; returns what to record and ask for instead, also of what came cut off. Call it before `ready`.
+
+        Raises UnrecoverableError when a filter rejects too many groups in a row."""
         if self._drops_by_age:
             clock = Clock(at_number, forks)
             young = self._young[1] if self._young[0] == clock else set()
@@ -98,6 +112,7 @@ class Planner:
                 if group.name not in young:
                     self._expel_old(group, clock, now)
             self._young = clock, {group.name for group in self.groups.completed()}
+        self._judge()
         refills, self._refills = self._refills, []
         self._dropped += self._held
         self._held = []
@@ -111,10 +126,14 @@ class Planner:
         for arrived in self.groups.close(record):
             self._drop(arrived, "incomplete")
 
-    def take(self, epoch: int, at_number: int, forks: tuple[Fork, ...]) -> Plan:
-        """The next plan, its masks final for a step that leaves `at_number`. Not `ready`: a last or smaller one."""
+    def take(self, epoch: int, at_number: int, forks: tuple[Fork, ...], *, only_drops: bool = False) -> Plan:
+        """The next plan, its masks final for a step that leaves `at_number`. Not `ready`: a last or smaller one.
+
+        `only_drops`: it records what was dropped and trains nothing."""
+        self._judge()
+        self._rejected_groups = 0
         clock = Clock(at_number, forks)
-        groups = [self.groups.take(group.name) for group in self._next_groups()]
+        groups = [] if only_drops else [self.groups.take(group.name) for group in self._next_groups()]
         if self._rules.ordered:
             groups.sort(key=lambda group: group.first_ordinal)
         arrived = [one for group in groups for one in group.arrived if not self._dropped_by_age(one, clock)]
@@ -203,24 +222,42 @@ class Planner:
         attempts = range(first, max(one.attempt, self._rules.groups.refills) + 1)
         return any(one.ordinal in self._disposed.get(lineage(one.source, attempt), ()) for attempt in attempts)
 
-    def _too_long(self, header: ExecutionHeader, now: float) -> str | None:
-        """A sequence above the token budget cannot be trained at all; its group goes on without it."""
-        if all(sample.tokens <= self._rules.max_sequence_tokens for sample in header.samples):
+    def _unwanted(self, header: ExecutionHeader, now: float) -> str | None:
+        """A sequence above the token budget cannot be trained at all, and a filter may refuse an execution; its group goes on
+        without it."""
+        fits = all(sample.tokens <= self._rules.max_sequence_tokens for sample in header.samples)
+        if fits and self.filters.execution(header):
             return None
         self.groups.give_up(header.group, header.group_size, header.member, now)
         self._skip(header)
-        return "too_long"
+        return "filtered" if fits else "too_long"
+
+    def _judge(self) -> None:
+        """Each complete group is put to the filters once; one that is rejected is dropped whole."""
+        if not self.filters.of_groups:
+            return
+        for group in self.groups.completed():
+            if group.name in self._accepted:
+                continue
+            if self.filters.group([one.header for one in group.arrived]):
+                self._accepted.add(group.name)
+                continue
+            self._rejected_groups += 1
+            for one in self.groups.take(group.name).arrived:
+                self._drop(one, "filtered")
+        self._accepted &= {group.name for group in self.groups.completed()}
 
     def _advantages(self, arrived: list[Arrived]) -> list[float | None]:
-        rewards = [reward_of(item.header) for item in arrived]
-        groups = [item.header.group for item in arrived]
         rules = self._rules
+        lengths = [sum(sample.response for sample in item.header.samples) for item in arrived]
+        rewards = shaped(rules.shaping, [reward_of(item.header) for item in arrived], lengths)
+        groups = [item.header.group for item in arrived]
         return planned_advantages(rules.objective, rules.advantage, rewards, groups, rules.normalize_std)
 
     def _drop(self, arrived: Arrived, reason: str) -> None:
         header = arrived.header
         self._dropped.append(_dropped(arrived, reason))
-        if reason == "incomplete":
+        if reason in ("incomplete", "filtered"):
             self._skip(header)
 
 

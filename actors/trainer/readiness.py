@@ -1,4 +1,4 @@
-"""What the trainer does next: a batch is ready, nothing more will come, or it is asked to drain; meanwhile, requests.
+"""What the trainer does next: a batch or a plan of drops is ready, nothing more will come, or it drains; meanwhile, requests.
 
 Nothing polls: samples, deaths, the source's end, requests and resumption set events; deadlines of groups and the end of
 an exhausted source bound the wait.
@@ -27,7 +27,7 @@ Request = Callable[[], Awaitable[None]]
 class Next(NamedTuple):
     """`waited_s`: seconds without a full batch."""
 
-    what: Literal["batch", "exhausted", "draining"]
+    what: Literal["batch", "drops", "exhausted", "draining"]
     waited_s: float
 
 
@@ -70,6 +70,8 @@ class Readiness:
                 await self._settle(self._planner.groups.overdue(time.monotonic()))
                 if self._planner.ready:
                     return Next("batch", time.perf_counter() - started)
+                if self._planner.drops_are_due:
+                    return Next("drops", 0.0)
                 if await self.exhaustion.reached(self._refills) and not self._planner.asks:
                     await self._settle(self._planner.groups.rest())
                     return Next("exhausted", time.perf_counter() - started)

@@ -55,6 +55,7 @@ def plan_rules(config: RootConfig) -> PlanRules:
         normalize_std=config.trainer.algorithm.normalize_std,
         objective=config.trainer.objective,
         advantage=config.trainer.algorithm.advantage,
+        shaping=AlgorithmSettings.of(config.trainer.algorithm).shaping,
         max_sequence_tokens=config.trainer.tokens_per_microbatch,
         groups=GroupRules(
             deadline_s=config.groups.deadline_s,

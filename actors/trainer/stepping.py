@@ -101,13 +101,13 @@ class Stepper:
         await self._context.emit("trainer_ready", {"epoch": ready.epoch, "number": ready.number})
         self._actor.become("ready")
 
-    async def step(self, planner: Planner, waited_s: float) -> StepRecord:
+    async def step(self, planner: Planner, waited_s: float, *, only_drops: bool = False) -> StepRecord:
         """Takes the next plan, records it and executes it."""
         self._lease.check()
-        plan = planner.take(self._lease.token, self.number, self._forks)
+        plan = planner.take(self._lease.token, self.number, self._forks, only_drops=only_drops)
         self.bodies.claim(item.sequence for item in plan.record.executions)
         sequence = await self._book.append(plan.record)
-        return await self._execute(sequence, plan, waited_s, planner.selection.metrics())
+        return await self._execute(sequence, plan, waited_s, planner.selection.metrics() | planner.filters.metrics())
 
     async def note(self, record: GroupClosedRecord | RefillRecord) -> None:
         """Records a decision about a group before it is acted on."""

@@ -6,6 +6,9 @@
 | rollout.generate | async (task, client, **args) | samples |
 | reward.hook | (execution, **args), sync or async | a reward |
 | model.factory.hook | (folder, **args) | nothing: it fills the folder |
+| trainer.algorithm.advantage | (batch, **hook_args) | advantages [T] |
+| trainer.algorithm.loss | (logprobs, columns, **hook_args) | a loss per token [N] |
+| filters.groups, filters.executions | (headers, **args) | whether they pass |
 
 What a source function returns is known only once it is called: the source role applies `hooks.check_rows` then. A
 source that is a class is checked here.
@@ -17,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from physarum.configs.errors import HookError, Problem, Severity
+from physarum.configs.filters import GroupHook
 from physarum.configs.hooks import Hook, check_async, check_rows, check_signature, load_hook
 from physarum.configs.origin import KeyPath
 from physarum.configs.root import RootConfig
@@ -66,3 +70,18 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
         yield _Use(("evaluation", "hook"), evaluation.hook, ("seed",), evaluation.args, gives_rows=True)
     if factory is not None:
         yield _Use(("model", "factory", "hook"), factory.hook, ("folder",), factory.args)
+    yield from _algorithm_uses(config)
+    for place, filters in (("groups", config.filters.groups), ("executions", config.filters.executions)):
+        for one in filters:
+            if isinstance(one, GroupHook):
+                yield _Use(("filters", place), one.hook, ("headers",), one.args)
+
+
+def _algorithm_uses(config: RootConfig) -> Iterator[_Use]:
+    algorithm = config.trainer.algorithm
+    for name, hook, params in (
+        ("advantage", algorithm.advantage, ("batch",)),
+        ("loss", algorithm.loss, ("logprobs", "columns")),
+    ):
+        if isinstance(hook, Hook):
+            yield _Use(("trainer", "algorithm", name), hook, params, algorithm.hook_args)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_line import ChainedWorld, Line, line
+from fault_line import HOOKS, ChainedWorld, Line, line
 
+from physarum.actors.errors import UnrecoverableError
 from physarum.actors.tools.archive import Archive
 from physarum.actors.wire import read_header
 from physarum.bus import ledger, log, names
@@ -100,6 +101,29 @@ async def test_a_slow_sibling_does_not_hold_the_step(tmp_path: Path, bus: Bus, p
         closed = [item.record for item in await ledger.read(bus) if isinstance(item.record, GroupClosedRecord)]
     assert [(record.group, record.missing, record.trained) for record in closed] == [("main/0/0", [1], True)]
     assert (made.dead, made.in_flight) == (1, 0), "it died in the end, and is counted there"
+
+
+@pytest.mark.parametrize("rejected", [2, 9], ids=["some", "as many as a batch and more, one after the other"])
+async def test_rejected_groups_are_accounted_and_make_room_for_others(
+    tmp_path: Path, bus: Bus, publisher: Publisher, rejected: int
+) -> None:
+    """The filter refuses the first groups; 2 batches of 2 groups may be out: the source must hear of what was dropped."""
+    chosen = f"filters.groups=[{{kind: hook, hook: '{HOOKS}:row_at_least', args: {{row: {rejected}}}}}]"
+    async with line(tmp_path, bus, publisher, chosen) as run:
+        done = await run.done()
+        made = await run.check(each_once(*range(2 * rejected, 40)))
+    assert (made.dropped, made.dropped_by_reason) == (2 * rejected, {"filtered": 2 * rejected})
+    assert done.reason == "the source is exhausted (source.epochs = 1)"
+
+
+async def test_a_filter_that_lets_nothing_pass_ends_the_trainer_by_name(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    chosen = [f"filters.groups=[{{kind: hook, hook: '{HOOKS}:row_at_least', args: {{row: 1000}}}}]", "filters.max_rejected=6"]
+    with pytest.raises(ExceptionGroup) as met:
+        async with line(tmp_path, bus, publisher, *chosen) as run:
+            await run.done()
+    assert met.group_contains(UnrecoverableError, match="filter hook rejected 7 groups one after the other")
 
 
 async def test_a_poison_prompt_is_given_up_and_the_steps_go_on(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
