@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -45,6 +45,13 @@ class EvalScore(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float
 
 
+class CurriculumStage(msgspec.Struct, frozen=True):
+    """The state of a source's curriculum for the tasks from ordinal `first` on."""
+
+    first: int
+    state: Any
+
+
 class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
     """How far a source has issued: the next row to issue and how many tasks it has issued. Belongs to the source alone."""
 
@@ -57,6 +64,10 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
     """Further attempts issued on the trainer's request, counted beside `issued`."""
     refilled_through: int = 0
     """Requests in LEDGER up to this sequence are issued."""
+    stages: list[CurriculumStage] = []
+    """Of the curriculum: the newest, and those under which tasks that are still out were issued."""
+    observed_through: int = 0
+    """Plans in LEDGER up to this sequence are part of the newest stage."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,6 +113,45 @@ class TaskSource(Protocol):
         ...
 
 
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How one group came out, as the trainer's plan recorded it: the row's place, what was issued under which state, the
+    rewards of its executions (those dropped by a filter or for their age included), and the number of the weights."""
+
+    epoch: int
+    index: int
+    state: Any
+    rewards: list[float]
+    number: int
+
+
+class Curriculum(Protocol):
+    """Hook `source.curriculum.hook`, called as hook(seed, **args): which tasks come next, learnt from how others came out.
+
+    Every method is a pure function of its arguments; `state` is whatever JSON can hold, and small: it is stored with the
+    source's position, so a source that starts anew goes on exactly. A state holds for the tasks issued after it was made.
+    """
+
+    def initial(self) -> Any:
+        """The state before anything came out."""
+        ...
+
+    def observe(self, state: Any, outcomes: Sequence[Outcome]) -> Any:
+        """The state after the groups of one plan. The same object, or an equal one, where nothing changes."""
+        ...
+
+    def row(self, state: Any, epoch: int, index: int, row: dict[str, Any]) -> dict[str, Any] | None:
+        """The row to issue in the place of `row`; None skips it."""
+        ...
+
+    def group_size(self, state: Any) -> int | None:
+        """Executions of each prompt; None takes `source.group_size`."""
+        ...
+
+    def sampling(self, state: Any) -> Mapping[str, Any]:
+        """Sampling parameters laid over the configured ones (`max_new_tokens`: the window)."""
+        ...
+
+
 class Environment(Protocol):
     """The other side of a multi-turn episode."""
 

@@ -57,12 +57,15 @@ class Planned(Place, frozen=True, array_like=True):
     trained_tokens: int
     masked_tokens: int
     masks: list[Mask]
+    reward: float | None = None
+    """As it came, before it was shaped; for whoever learns from the ledger which tasks are too easy or too hard."""
 
 
 class Dropped(Place, frozen=True, array_like=True):
     """An execution that is in SAMPLES and is not trained: `reason` duplicate, late, withdrawn, too_long, ..."""
 
     reason: str
+    reward: float | None = None
 
 
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):

@@ -215,6 +215,12 @@ class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[SampleHeader]
 
     @property
+    def reward(self) -> float | None:
+        """The mean over its scored samples, so that fan-out counts an execution once; None where none is scored."""
+        rewards = [sample.reward for sample in self.samples if sample.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
     def trainable(self) -> int:
         return sum(sample.trainable for sample in self.samples)
 

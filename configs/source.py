@@ -18,6 +18,13 @@ class ColumnsConfig(Section):
     metadata: str = "metadata"
 
 
+class CurriculumConfig(Section):
+    """A hook `(seed, **args)` that returns a `physarum.agents.protocols.Curriculum`."""
+
+    hook: Hook
+    args: Arguments = Field(default_factory=dict)
+
+
 class SourceConfig(Section):
     """Exactly one of `hook` and `data`. A hook is called `(seed, **args)` and returns `hooks.Rows`."""
 
@@ -35,6 +42,8 @@ class SourceConfig(Section):
     epochs: Count | None = None
     """Passes over the data; null is endless."""
     columns: ColumnsConfig = ColumnsConfig()
+    curriculum: CurriculumConfig | None = None
+    """Which rows come next, learnt from how others came out; null issues them as they are."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> SourceConfig:

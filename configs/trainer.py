@@ -55,6 +55,7 @@ class TrainerConfig(Section):
     groups_per_batch: Count = 16
     """Prompts per optimizer step; a batch holds groups_per_batch * source.group_size executions."""
     tokens_per_microbatch: Count = 8192
+    """Packed tokens of one microbatch; a context-parallel rank holds 1 / cp of them."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     publish_every: Count = 1
     """Steps between published weight versions."""

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from physarum.actors.leadership import leading
 from physarum.actors.policy_engines import policy_group, served_versions
 from physarum.actors.runtime import Actor
 from physarum.actors.source.admission import admission_limit, has_room
+from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.cursor import Picked, RowCursor
 from physarum.actors.source.followers import Followers
 from physarum.actors.source.pace import Pace
@@ -56,7 +57,9 @@ class SourceActor(Actor):
         self._sampling = sampling_parameters(self.config.rollout.sampling)
         self._pace = self._make_pace()
         self._engines: Roster | None = None
-        self._followers = Followers(context, self._source.name, self._pace)
+        chosen = self._source.curriculum
+        self._lessons = None if chosen is None else Lessons(chosen, self._source.name, self.config.run.seed)
+        self._followers = Followers(context, self._source.name, self._pace, self._lessons)
         self._cursor: RowCursor
         self._rows: RowStream
         self._keeper: PositionKeeper
@@ -144,15 +147,49 @@ class SourceActor(Actor):
             await self.context.resumed.wait()
             if await unless_draining(self.context, self._wait_for_room()) is None:
                 return
+            await self._learn()
             if self._followers.refills:
                 await self._refill()
                 continue
-            picked = await asyncio.to_thread(self._cursor.take)
+            picked = await asyncio.to_thread(self._pick)
             self.numbers["broken_rows"] = self._cursor.broken
             if picked is None:
                 await self._finish()
                 return
             await self._issue(picked)
+
+    async def _learn(self) -> None:
+        """The curriculum's state moves with the ledger, and is stored before anything is issued under it."""
+        if self._lessons is None:
+            return
+        moved = self._lessons.advanced(self._keeper.current, self._followers.disposals.oldest_out)
+        if moved is not None:
+            await self._keeper.move(moved)
+
+    def _pick(self) -> Picked | None:
+        """The next row that the curriculum lets pass; None after the last epoch, or after one with none that passed."""
+        began = None
+        while (picked := self._cursor.take()) is not None:
+            if self._lessons is None:
+                return picked
+            position = self._keeper.current
+            row = self._lessons.row(position, position.issued, picked.epoch, picked.index, picked.row)
+            if row is not None:
+                return Picked(picked.epoch, picked.index, row)
+            began = picked.epoch if began is None else began
+            if picked.epoch > began + 1:
+                _log.warning("the curriculum skipped every row of epoch %d: nothing is left to issue", began + 1)
+                return None
+        return None
+
+    def _group_size(self, ordinal: int) -> int:
+        """Of the group whose first task has `ordinal`."""
+        chosen = None if self._lessons is None else self._lessons.group_size(self._keeper.current, ordinal)
+        return self._source.group_size if chosen is None else chosen
+
+    def _sampling_of(self, ordinal: int) -> dict[str, Any]:
+        own = {} if self._lessons is None else self._lessons.sampling(self._keeper.current, ordinal)
+        return {**self._sampling, **own}
 
     async def _wait_for_room(self) -> bool:
         """Until a group may be issued, or a refill is asked for (it takes the room of the task that died)."""
@@ -166,7 +203,12 @@ class SourceActor(Actor):
     def _has_room(self) -> bool:
         done = self._followers.disposals
         if self._pace is None:
-            return has_room(self._issued, done.count, self._source.group_size, self._limit)
+            size = (
+                self._group_size(self._keeper.current.issued)
+                if self._keeper.current.stages
+                else self._source.group_size
+            )
+            return has_room(self._issued, done.count, size, self._limit)
         return self._pace.has_room(self._issued, done.dead_count, done.oldest_out, self._base())
 
     def _base(self) -> int:
@@ -195,13 +237,14 @@ class SourceActor(Actor):
         if sequence <= current.refilled_through:
             return
         epoch, index = (int(part) for part in record.group.rsplit("/", 2)[1:])
-        row = await asyncio.to_thread(self._rows.row, epoch, index)
+        first = record.ordinal - record.member
+        row = await asyncio.to_thread(self._row_again, first, epoch, index)
         task = refill_task(
             row,
             record,
             run=self.bus.run,
-            group_size=self._source.group_size,
-            sampling=self._sampling,
+            group_size=self._group_size(first),
+            sampling=self._sampling_of(first),
             pin=self._pin(),
         )
         await publish_task(self.context, task)
@@ -217,19 +260,29 @@ class SourceActor(Actor):
         )
         self._report()
 
+    def _row_again(self, ordinal: int, epoch: int, index: int) -> dict[str, Any]:
+        """The row as it was issued under `ordinal`."""
+        row = self._rows.row(epoch, index)
+        if self._lessons is None:
+            return row
+        again = self._lessons.row(self._keeper.current, ordinal, epoch, index, row)
+        assert again is not None, "what a stage issued it does not skip"
+        return again
+
     def _pin(self) -> int | None:
         """In ordered mode, the number of the weights that must make the tokens of what is issued now."""
         return self._followers.numbers.current if self.config.trainer.ordered else None
 
     async def _issue(self, picked: Picked) -> None:
+        issued = self._keeper.current.issued
         tasks = group_tasks(
             picked.row,
             run=self.bus.run,
             source=self._source.name,
             place=f"{picked.epoch}/{picked.index}",
-            first_ordinal=self._keeper.current.issued,
-            group_size=self._source.group_size,
-            sampling=self._sampling,
+            first_ordinal=issued,
+            group_size=self._group_size(issued),
+            sampling=self._sampling_of(issued),
             pin=self._pin(),
         )
         try:

@@ -11,6 +11,7 @@ from typing import Final
 from physarum.actors.context import Context
 from physarum.actors.dead_letters import DeadTask, dead_task
 from physarum.actors.source.admission import Disposals
+from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.pace import Pace
 from physarum.actors.source.pinning import Numbers
 from physarum.bus.ledger import Numbered, RefillRecord, decode_entry
@@ -24,10 +25,11 @@ _WAIT_S: Final = 5.0
 class Followers:
     """`changed` is set after each batch that was folded in."""
 
-    def __init__(self, context: Context, source: str, pace: Pace | None = None) -> None:
+    def __init__(self, context: Context, source: str, pace: Pace | None = None, lessons: Lessons | None = None) -> None:
         self._context = context
         self._source = source
         self._pace = pace
+        self._lessons = lessons
         self.disposals = Disposals(source)
         self.numbers = Numbers()
         self.changed = asyncio.Event()
@@ -52,6 +54,8 @@ class Followers:
     def _record(self, item: Numbered) -> None:
         self.disposals.record(item)
         self.numbers.record(item)
+        if self._lessons is not None:
+            self._lessons.record(item)
         if self._pace is not None:
             self._pace.record(item, self.disposals.count - self.disposals.dead_count)
         if isinstance(item.record, RefillRecord) and item.record.source == self._source:

@@ -28,7 +28,6 @@ from physarum.actors.trainer.checkpoints import CheckpointMeta, Checkpoints
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.filtering import Filters
 from physarum.actors.trainer.intake import Intake
-from physarum.actors.trainer.plan import reward_of
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.publication import Publication
 from physarum.actors.trainer.readiness import Readiness
@@ -136,8 +135,7 @@ class TrainerActor(Actor):
 
     async def _loop(self, stepper: Stepper, recovery: Recovery, cursor: Cursor) -> None:
         replayed = IntervalSet(sequence for plan in recovery.replay for sequence in _sequences(plan.record))
-        filters = Filters(self.config.filters, reward_of)
-        planner = Planner(plan_rules(self.config), _disposed(cursor, recovery), filters)
+        planner = Planner(plan_rules(self.config), _disposed(cursor, recovery), Filters(self.config.filters))
         for decided in recovery.decisions:
             planner.apply(decided)
         intake = Intake(self.context, planner, cursor, replayed)

@@ -88,6 +88,7 @@ class Tally:
             trained_tokens=header.trainable - masked,
             masked_tokens=masked,
             masks=masks,
+            reward=header.reward,
         )
 
     def count(self, planned: Planned, header: ExecutionHeader, rules: AgeRules) -> None:

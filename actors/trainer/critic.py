@@ -40,7 +40,9 @@ class Critic:
         chosen = config.algorithm.critic
         folder = Path(config.hf_folder if chosen.model is None else chosen.model)
         bare = build_frozen(folder, parallel, dtype, config.megatron)
+        bare.module.share_embeddings_and_output_weights = False  # what it shares has no gradient here
         if parallel.is_last_stage:
+            bare.module.output_layer.requires_grad_(False)
             hidden = bare.bridge.config.hidden_size
             bare.module.value_head = torch.nn.Linear(hidden, 1, bias=True, dtype=dtype, device=parallel.device)
             torch.nn.init.zeros_(bare.module.value_head.weight)

@@ -18,15 +18,14 @@ from physarum.configs.hooks import load_hook
 
 Headers = Sequence[ExecutionHeader]
 Accept = Callable[[Headers], bool]
-Reward = Callable[[ExecutionHeader], float]
 
 
 class Filters:
     """The configured filters of one planner. `rejected` and `kept` count by the filter's name, since the start."""
 
-    def __init__(self, chosen: config.FiltersConfig, reward: Reward) -> None:
-        self._groups = [(one.kind, _accept(one, reward)) for one in chosen.groups]
-        self._executions = [(one.kind, _accept(one, reward)) for one in chosen.executions]
+    def __init__(self, chosen: config.FiltersConfig) -> None:
+        self._groups = [(one.kind, _accept(one)) for one in chosen.groups]
+        self._executions = [(one.kind, _accept(one)) for one in chosen.executions]
         self._limit, self._keeps = chosen.max_rejected, chosen.when_insufficient == "keep"
         self._in_a_row = 0
         self.rejected: Counter[str] = Counter()
@@ -74,12 +73,16 @@ def _first_refusal(filters: list[tuple[str, Accept]], headers: Headers) -> str |
     return next((name for name, accept in filters if not accept(headers)), None)
 
 
-def _accept(chosen: Any, reward: Reward) -> Accept:
+def _rewards(headers: Headers) -> list[float]:
+    return [one.reward or 0.0 for one in headers]
+
+
+def _accept(chosen: Any) -> Accept:
     match chosen:
         case config.Informative():
-            return lambda headers: is_informative([reward(one) for one in headers], chosen.min_spread)
+            return lambda headers: is_informative(_rewards(headers), chosen.min_spread)
         case config.PassRate():
-            return lambda headers: is_within_pass_rate([reward(one) for one in headers], chosen.low, chosen.high)
+            return lambda headers: is_within_pass_rate(_rewards(headers), chosen.low, chosen.high)
         case config.Completed():
             return lambda headers: all(sample.status == "completed" for one in headers for sample in one.samples)
         case config.Length():

@@ -83,12 +83,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.record.executions) - self.trained
 
 
-def reward_of(header: ExecutionHeader) -> float:
-    """An execution's reward: the mean over its samples, so that fan-out counts it once."""
-    rewards = [sample.reward for sample in header.samples if sample.reward is not None]
-    return float(np.mean(rewards)) if rewards else 0.0
-
-
 def mean_reward(arrived: list[Arrived]) -> float | None:
-    scored = [reward_of(item.header) for item in arrived if any(s.reward is not None for s in item.header.samples)]
+    scored = [reward for item in arrived if (reward := item.header.reward) is not None]
     return float(np.mean(scored)) if scored else None

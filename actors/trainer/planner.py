@@ -15,7 +15,7 @@ from __future__ import annotations
 from physarum.actors.trainer.aging import Clock, Tally
 from physarum.actors.trainer.filtering import Filters
 from physarum.actors.trainer.groups import Arrived, DeadMember, Group, Groups
-from physarum.actors.trainer.plan import Plan, PlanRules, reward_of
+from physarum.actors.trainer.plan import Plan, PlanRules
 from physarum.actors.trainer.planned_advantages import planned_advantages, shaped
 from physarum.actors.trainer.selection import Selection
 from physarum.actors.trainer.turns import Turns
@@ -43,7 +43,7 @@ class Planner:
         self._waits = any(one.consumption == "wait" for one in (rules.age(""), *rules.streams.values()))
         self.groups = Groups(rules.groups)
         self.selection = Selection()
-        self.filters = filters if filters is not None else Filters(FiltersConfig(), reward_of)
+        self.filters = filters if filters is not None else Filters(FiltersConfig())
         self._accepted: set[str] = set()
         self._rejected_groups = 0
 
@@ -250,7 +250,7 @@ class Planner:
     def _advantages(self, arrived: list[Arrived]) -> list[float | None]:
         rules = self._rules
         lengths = [sum(sample.response for sample in item.header.samples) for item in arrived]
-        rewards = shaped(rules.shaping, [reward_of(item.header) for item in arrived], lengths)
+        rewards = shaped(rules.shaping, [item.header.reward or 0.0 for item in arrived], lengths)
         groups = [item.header.group for item in arrived]
         return planned_advantages(rules.objective, rules.advantage, rewards, groups, rules.normalize_std)
 
@@ -263,4 +263,5 @@ class Planner:
 
 def _dropped(arrived: Arrived, reason: str) -> Dropped:
     header = arrived.header
-    return Dropped(arrived.sequence, header.task, header.source, header.ordinal, header.attempt, reason)
+    place = (arrived.sequence, header.task, header.source, header.ordinal, header.attempt)
+    return Dropped(*place, reason, header.reward)

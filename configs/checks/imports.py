@@ -3,6 +3,7 @@
 | hook | called as | returns |
 |---|---|---|
 | source.hook, evaluation.hook | (seed, **args) | hooks.Rows |
+| source.curriculum.hook | (seed, **args) | a Curriculum |
 | rollout.generate | async (task, client, **args) | samples |
 | reward.hook | (execution, **args), sync or async | a reward |
 | model.factory.hook | (folder, **args) | nothing: it fills the folder |
@@ -66,6 +67,9 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
     yield _Use(("source", "hook"), source.hook, ("seed",), source.args, gives_rows=True)
     yield _Use(("rollout", "generate"), config.rollout.generate, ("task", "client"), config.rollout.args, is_async=True)
     yield _Use(("reward", "hook"), config.reward.hook, ("execution",), config.reward.args)
+    if source.curriculum is not None:
+        chosen = source.curriculum
+        yield _Use(("source", "curriculum", "hook"), chosen.hook, ("seed",), chosen.args)
     if evaluation is not None:
         yield _Use(("evaluation", "hook"), evaluation.hook, ("seed",), evaluation.args, gives_rows=True)
     if factory is not None:

@@ -9,7 +9,6 @@ import pytest
 
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.trainer.filtering import Filters
-from physarum.actors.trainer.plan import reward_of
 from physarum.bus.records import ExecutionHeader, SampleHeader
 from physarum.configs.filters import FiltersConfig
 
@@ -29,7 +28,7 @@ def header(*rewards: float, status: str = "completed", trainable: int = 4) -> Ex
 
 
 def filters(**settings: Any) -> Filters:
-    return Filters(FiltersConfig.model_validate(settings), reward_of)
+    return Filters(FiltersConfig.model_validate(settings))
 
 
 def test_a_group_of_equal_rewards_is_not_informative() -> None:

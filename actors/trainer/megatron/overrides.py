@@ -41,6 +41,7 @@ OWNED = {
 
 _NO_GROUPS = "the world does not make the groups that it needs"
 _NOT_INTERLEAVED = "each rank has one stage of the pipeline, whose microbatches differ in length"
+_NO_BALANCE = "Megatron scales it for a loss that is divided by the batch's tokens, which ours is not"
 _OWN_ATTENTION = "attention over a shared pack gathers keys and values (trainer.cp)"
 _READ_AT_ONCE = "weights are exported right after a step, before such a gather has happened"
 REFUSED = {
@@ -51,6 +52,8 @@ REFUSED = {
     "cp_comm_type": _OWN_ATTENTION,
     "hierarchical_context_parallel_sizes": _OWN_ATTENTION,
     "hybrid_context_parallel": _OWN_ATTENTION,
+    "moe_router_load_balancing_type": _NO_BALANCE,
+    "moe_z_loss_coeff": _NO_BALANCE,
     "num_distributed_optimizer_instances": _NO_GROUPS,
     "use_megatron_fsdp": _READ_AT_ONCE,
     "overlap_param_gather": _READ_AT_ONCE,
