@@ -6,7 +6,8 @@ The three runs use the same latency model (latency.py), lengths, actors and bus:
     one step off   one batch is generated while the one before it is trained; the next begins when both are done
     sync           generation, then training, each on all devices (twice the engines, half the training time)
 
-limit_s = max(train, tokens / throughput + pause) of the batches that were trained. Times are model seconds: the clock runs
+limit_s = max(train, tokens / throughput + pause) for a batch of the mean length, which is what generation must make for each;
+batches_limit_s: for the tokens of the batches that were trained in these few steps. Times are model seconds: the clock runs
 `speedup` times faster, so that what the bus and the trainer's records cost weighs `speedup` times as much as it would
 (`bus_share` of the trainer's time); it is part of step_s, and not of limit_s. The synchronous run issues a whole batch at a
 time, which the bus does not spread over the step; sync_model_s is the same without any bus.
@@ -62,16 +63,18 @@ async def measure(size: str) -> dict[str, Any]:
         found = await run_all(others, at_once=2) | await run_all([ours], at_once=1)
     our, sync, off = found["ours"], found["sync"], found["one_step_off"]
     ideal_s = _synchronous_s(next(spec for spec in others if spec.name == "sync"))
+    limit_s = ours.model.mean_limit_s
     result = {
         "k": K,
         "step_s": round(our.step_s, 2),
-        "limit_s": round(our.limit_s, 2),
+        "limit_s": round(limit_s, 2),
+        "batches_limit_s": round(our.limit_s, 2),
         "sync_step_s": round(sync.step_s, 2),
         "one_step_off_step_s": round(off.step_s, 2),
         "trainer_idle": round(our.trainer_idle, 4),
         "slot_idle": round(our.slot_idle, 4),
         "max_trained_age": our.max_trained_age,
-        "of_limit": round(our.limit_s / our.step_s, 4),
+        "of_limit": round(limit_s / our.step_s, 4),
         "times_sync": round(sync.step_s / our.step_s, 3),
         "sync_model_s": round(ideal_s, 2),
         "times_sync_model": round(ideal_s / our.step_s, 3),

@@ -28,7 +28,7 @@ from physarum.actors.trainer.algorithms.linear_logprobs import linear_logprobs_a
 from physarum.actors.trainer.algorithms.logprobs import token_logprobs_and_entropy
 
 FORMS: Final = ("plain", "rows", "linear")
-CHUNK_ROWS: Final = 512
+CHUNK_ROWS: Final = 1024
 _CHILD_S: Final = 900.0
 _COPIES: Final = 4
 """Of float32 logits that the plain form holds at its peak: logits, log-softmax, and the gradients of both."""

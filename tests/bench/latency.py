@@ -96,8 +96,13 @@ class Model:
         shares = [lengths[engine :: self.fleet] for engine in range(self.fleet)]
         return max(self.alone_s(share) for share in shares) + self.pause_s + self.train_s(sum(lengths))
 
+    @property
+    def mean_limit_s(self) -> float:
+        """`limit_s` of a batch of the mean length: what generation must make, whichever answers are trained when."""
+        return self.limit_s(self.batch * self.mean_length)
+
     def limit_s(self, tokens: float) -> float:
-        """No asynchronous run with these batches can step faster: max(train, tokens / throughput + pause)."""
+        """No asynchronous run with batches of so many tokens can step faster: max(train, tokens / throughput + pause)."""
         return max(self.train_s(tokens), self.generation_s(tokens) + self.pause_s)
 
 

@@ -79,11 +79,14 @@ class _LinearLogprobs(torch.autograd.Function):
         to_weight = torch.zeros(weight.shape, dtype=normaliser.dtype, device=weight.device)
         for start in range(0, len(hidden), ctx.rows):
             rows = slice(start, start + ctx.rows)
-            log_softmax = _scaled_logits(hidden[rows], weight, ctx.temperature, ctx.valid).sub_(normaliser[rows, None])
-            if by_entropy is None:
-                grad = log_softmax.exp_().mul_(-by_logprob[rows, None])
-            else:
+            scaled = _scaled_logits(hidden[rows], weight, ctx.temperature, ctx.valid)
+            if by_entropy is not None:
+                log_softmax = scaled.to(normaliser.dtype).sub_(normaliser[rows, None])
                 grad = _with_entropy(log_softmax, entropy[rows], by_logprob[rows], by_entropy[rows])
+            elif ctx.group is None and ctx.valid:
+                grad = torch.softmax(scaled, -1, dtype=normaliser.dtype).mul_(-by_logprob[rows, None])
+            else:
+                grad = scaled.to(normaliser.dtype).sub_(normaliser[rows, None]).exp_().mul_(-by_logprob[rows, None])
             column, here = _own(columns[rows], ctx.valid)
             if ctx.valid:
                 grad.scatter_add_(1, column[:, None], torch.where(here, by_logprob[rows], 0.0)[:, None])
@@ -106,7 +109,9 @@ def _forward_chunk(
     hidden: Tensor, weight: Tensor, columns: Tensor, temperature: float, valid: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probability, log of the normaliser, entropy) of each row."""
-    scaled = _scaled_logits(hidden, weight, temperature, valid)
+    if group is None and valid:
+        return _forward_whole(_scaled_logits(hidden, weight, temperature, valid), columns)
+    scaled = _reduced(_scaled_logits(hidden, weight, temperature, valid))
     peak = scaled.amax(-1) if valid else scaled.new_full((len(scaled),), -torch.inf)
     peak = all_reduce(peak, dist.ReduceOp.MAX, group)
     column, here = _own(columns, valid)
@@ -121,10 +126,33 @@ def _forward_chunk(
     return picked - peak - log_total, peak + log_total, log_total - weighted / total
 
 
+def _forward_whole(scaled: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where the whole vocabulary is here: torch's fused softmax reads logits of any type and keeps float32.
+
+    The normaliser comes from the likeliest token, whose probability is at least 1 / V and so exact.
+    """
+    softmax = torch.softmax(scaled, -1, dtype=_precision(scaled))
+    peak, place = scaled.max(-1)
+    normaliser = peak.to(softmax.dtype) - softmax.gather(1, place[:, None])[:, 0].log()
+    own = scaled.gather(1, columns[:, None])[:, 0].to(softmax.dtype)
+    entropy = normaliser - softmax.mul_(scaled).sum(-1)
+    return own - normaliser, normaliser, entropy
+
+
 def _scaled_logits(hidden: Tensor, weight: Tensor, temperature: float, valid: int) -> Tensor:
-    """[rows, valid] in float32 (float64 for float64 inputs); the product itself is in the layer's own type."""
+    """[rows, valid]: the layer's own product, in its own type; in float32 where a temperature divides it."""
     logits = hidden @ weight[:valid].T
-    return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32).div_(temperature)
+    return logits if temperature == 1.0 else _reduced(logits).div_(temperature)
+
+
+def _reduced(logits: Tensor) -> Tensor:
+    """In the type that sums are taken in."""
+    return logits.to(_precision(logits))
+
+
+def _precision(logits: Tensor) -> torch.dtype:
+    """float32, or float64 for float64 logits."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _own(columns: Tensor, valid: int) -> tuple[Tensor, Tensor]:
