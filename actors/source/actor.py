@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -23,13 +23,14 @@ from physarum.actors.leadership import leading
 from physarum.actors.policy_engines import policy_group, served_versions
 from physarum.actors.runtime import Actor
 from physarum.actors.source.admission import admission_limit, has_room
+from physarum.actors.source.choice import Choice
 from physarum.actors.source.curriculum import Lessons
-from physarum.actors.source.cursor import Picked, RowCursor
+from physarum.actors.source.cursor import Picked
 from physarum.actors.source.followers import Followers
 from physarum.actors.source.pace import Pace
 from physarum.actors.source.position import PositionKeeper
-from physarum.actors.source.rows import RowStream, open_rows
-from physarum.actors.source.tasks import check_travels, group_tasks, refill_task, sampling_parameters
+from physarum.actors.source.rows import open_rows
+from physarum.actors.source.tasks import check_travels, group_tasks, refill_task
 from physarum.actors.states import EvalScore, SourcePosition
 from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.wire import publish_task
@@ -54,14 +55,12 @@ class SourceActor(Actor):
         super().__init__(context)
         self._source = self.config.source
         self._limit = admission_limit(self.config)
-        self._sampling = sampling_parameters(self.config.rollout.sampling)
         self._pace = self._make_pace()
         self._engines: Roster | None = None
         chosen = self._source.curriculum
         self._lessons = None if chosen is None else Lessons(chosen, self._source.name, self.config.run.seed)
         self._followers = Followers(context, self._source.name, self._pace, self._lessons)
-        self._cursor: RowCursor
-        self._rows: RowStream
+        self._choice: Choice
         self._keeper: PositionKeeper
 
     async def run(self) -> None:
@@ -129,8 +128,7 @@ class SourceActor(Actor):
             self.config.run.seed,
             shuffle=source.shuffle,
         )
-        self._rows = rows
-        self._cursor = RowCursor(rows, position.epoch, position.index, self.config.epochs)
+        self._choice = Choice(self.config, rows, position, self._lessons)
 
     async def _wait_for_start(self) -> None:
         """The evaluation of the start version has the engines for itself."""
@@ -151,8 +149,8 @@ class SourceActor(Actor):
             if self._followers.refills:
                 await self._refill()
                 continue
-            picked = await asyncio.to_thread(self._pick)
-            self.numbers["broken_rows"] = self._cursor.broken
+            picked = await asyncio.to_thread(self._choice.pick, self._keeper.current)
+            self.numbers["broken_rows"] = self._choice.cursor.broken
             if picked is None:
                 await self._finish()
                 return
@@ -166,31 +164,6 @@ class SourceActor(Actor):
         if moved is not None:
             await self._keeper.move(moved)
 
-    def _pick(self) -> Picked | None:
-        """The next row that the curriculum lets pass; None after the last epoch, or after one with none that passed."""
-        began = None
-        while (picked := self._cursor.take()) is not None:
-            if self._lessons is None:
-                return picked
-            position = self._keeper.current
-            row = self._lessons.row(position, position.issued, picked.epoch, picked.index, picked.row)
-            if row is not None:
-                return Picked(picked.epoch, picked.index, row)
-            began = picked.epoch if began is None else began
-            if picked.epoch > began + 1:
-                _log.warning("the curriculum skipped every row of epoch %d: nothing is left to issue", began + 1)
-                return None
-        return None
-
-    def _group_size(self, ordinal: int) -> int:
-        """Of the group whose first task has `ordinal`."""
-        chosen = None if self._lessons is None else self._lessons.group_size(self._keeper.current, ordinal)
-        return self._source.group_size if chosen is None else chosen
-
-    def _sampling_of(self, ordinal: int) -> dict[str, Any]:
-        own = {} if self._lessons is None else self._lessons.sampling(self._keeper.current, ordinal)
-        return {**self._sampling, **own}
-
     async def _wait_for_room(self) -> bool:
         """Until a group may be issued, or a refill is asked for (it takes the room of the task that died)."""
         changed = self._followers.changed
@@ -203,12 +176,7 @@ class SourceActor(Actor):
     def _has_room(self) -> bool:
         done = self._followers.disposals
         if self._pace is None:
-            size = (
-                self._group_size(self._keeper.current.issued)
-                if self._keeper.current.stages
-                else self._source.group_size
-            )
-            return has_room(self._issued, done.count, size, self._limit)
+            return has_room(self._issued, done.count, self._choice.group_size(self._keeper.current), self._limit)
         return self._pace.has_room(self._issued, done.dead_count, done.oldest_out, self._base())
 
     def _base(self) -> int:
@@ -238,13 +206,13 @@ class SourceActor(Actor):
             return
         epoch, index = (int(part) for part in record.group.rsplit("/", 2)[1:])
         first = record.ordinal - record.member
-        row = await asyncio.to_thread(self._row_again, first, epoch, index)
+        row = await asyncio.to_thread(self._choice.again, current, first, epoch, index)
         task = refill_task(
             row,
             record,
             run=self.bus.run,
-            group_size=self._group_size(first),
-            sampling=self._sampling_of(first),
+            group_size=self._choice.group_size_at(current, first),
+            sampling=self._choice.sampling(current, first),
             pin=self._pin(),
         )
         await publish_task(self.context, task)
@@ -260,36 +228,27 @@ class SourceActor(Actor):
         )
         self._report()
 
-    def _row_again(self, ordinal: int, epoch: int, index: int) -> dict[str, Any]:
-        """The row as it was issued under `ordinal`."""
-        row = self._rows.row(epoch, index)
-        if self._lessons is None:
-            return row
-        again = self._lessons.row(self._keeper.current, ordinal, epoch, index, row)
-        assert again is not None, "what a stage issued it does not skip"
-        return again
-
     def _pin(self) -> int | None:
         """In ordered mode, the number of the weights that must make the tokens of what is issued now."""
         return self._followers.numbers.current if self.config.trainer.ordered else None
 
     async def _issue(self, picked: Picked) -> None:
-        issued = self._keeper.current.issued
+        current = self._keeper.current
         tasks = group_tasks(
             picked.row,
             run=self.bus.run,
             source=self._source.name,
             place=f"{picked.epoch}/{picked.index}",
-            first_ordinal=issued,
-            group_size=self._group_size(issued),
-            sampling=self._sampling_of(issued),
+            first_ordinal=current.issued,
+            group_size=self._choice.group_size(current),
+            sampling=self._choice.sampling(current, current.issued),
             pin=self._pin(),
         )
         try:
             check_travels(tasks[0], self.bus.client.max_payload)
         except RowError as error:
-            self._cursor.skip(str(error))
-            self.numbers["broken_rows"] = self._cursor.broken
+            self._choice.cursor.skip(str(error))
+            self.numbers["broken_rows"] = self._choice.cursor.broken
             return
         if await unless_draining(self.context, self._store(tasks), _DRAIN_GRACE_S) is None:
             _log.warning("draining: group %s is not stored as a whole and will be issued again", tasks[0].group)
@@ -302,7 +261,7 @@ class SourceActor(Actor):
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(publish_task(self.context, task))
-        current, cursor = self._keeper.current, self._cursor
+        current, cursor = self._keeper.current, self._choice.cursor
         await self._keeper.move(
             msgspec.structs.replace(
                 current, epoch=cursor.epoch, index=cursor.index, issued=current.issued + len(tasks), finished=False
@@ -315,7 +274,10 @@ class SourceActor(Actor):
     async def _finish(self) -> None:
         await self._keeper.move(
             msgspec.structs.replace(
-                self._keeper.current, epoch=self._cursor.epoch, index=self._cursor.index, finished=True
+                self._keeper.current,
+                epoch=self._choice.cursor.epoch,
+                index=self._choice.cursor.index,
+                finished=True,
             )
         )
         self._report()

@@ -1,0 +1,64 @@
+"""What a source issues next: the rows in their order, as the curriculum (if any) changes, skips and sizes them.
+
+Invariant: for equal positions and ordinals the answers are equal, so that what is issued again is what was issued.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from physarum.actors.source.curriculum import Lessons
+from physarum.actors.source.cursor import Picked, RowCursor
+from physarum.actors.source.rows import RowStream
+from physarum.actors.source.tasks import sampling_parameters
+from physarum.actors.states import SourcePosition
+from physarum.configs.root import RootConfig
+
+_log = logging.getLogger(__name__)
+
+
+class Choice:
+    """Of one source; `pick` and `again` read files or call hooks: keep them off the event loop."""
+
+    def __init__(self, config: RootConfig, rows: RowStream, position: SourcePosition, lessons: Lessons | None) -> None:
+        self._source, self._rows, self._lessons = config.source, rows, lessons
+        self._sampling = sampling_parameters(config.rollout.sampling)
+        self.cursor = RowCursor(rows, position.epoch, position.index, config.epochs)
+
+    def pick(self, position: SourcePosition) -> Picked | None:
+        """The next row; None after the last epoch, or after a whole one of which the curriculum let nothing pass."""
+        began: int | None = None
+        while (picked := self.cursor.take()) is not None:
+            if self._lessons is None:
+                return picked
+            row = self._lessons.row(position, position.issued, picked.epoch, picked.index, picked.row)
+            if row is not None:
+                return Picked(picked.epoch, picked.index, row)
+            began = picked.epoch if began is None else began
+            if picked.epoch > began + 1:
+                _log.warning("the curriculum skipped every row of epoch %d: nothing is left to issue", began + 1)
+                return None
+        return None
+
+    def again(self, position: SourcePosition, ordinal: int, epoch: int, index: int) -> dict[str, Any]:
+        """The row as it was issued under `ordinal`."""
+        row = self._rows.row(epoch, index)
+        if self._lessons is None:
+            return row
+        found = self._lessons.row(position, ordinal, epoch, index, row)
+        assert found is not None, "what a stage issued it does not skip"
+        return found
+
+    def group_size(self, position: SourcePosition) -> int:
+        """Of the next group."""
+        return self.group_size_at(position, position.issued)
+
+    def group_size_at(self, position: SourcePosition, ordinal: int) -> int:
+        """Of the group whose first task has `ordinal`."""
+        chosen = self._lessons.group_size(position, ordinal) if self._lessons is not None and position.stages else None
+        return self._source.group_size if chosen is None else chosen
+
+    def sampling(self, position: SourcePosition, ordinal: int) -> dict[str, Any]:
+        """Of the tasks from `ordinal` on."""
+        return {**self._sampling, **({} if self._lessons is None else self._lessons.sampling(position, ordinal))}
