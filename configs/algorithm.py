@@ -170,6 +170,15 @@ class ShapingConfig(Section):
     overlong: OverlongConfig | None = None
 
 
+class MismatchConfig(Section):
+    """When growing mismatch between engine and trainer is reported."""
+
+    window: Annotated[int, Field(ge=3)] = 16
+    """Steps looked at."""
+    doubling_steps: _Positive = 8.0
+    """Growth that doubles the KL (k3) within fewer steps is reported, as metric `mismatch_growing` and in the log."""
+
+
 class AlgorithmConfig(Section):
     """GRPO with clip-higher, token mean and truncated importance sampling, unless said otherwise."""
 
@@ -199,6 +208,7 @@ class AlgorithmConfig(Section):
     by age (`interpolate`), or those of the kept weights of the version that made the token (`kept`)."""
     correction: Annotated[tuple[Correction, ...], BeforeValidator(_spelled_out)] = (Tis(kind="tis"),)
     """Off-policy corrections, applied together; `tis` and `none` may be written as words."""
+    mismatch: MismatchConfig = MismatchConfig()
     kl: KlConfig = KlConfig()
     reference: ReferenceConfig = ReferenceConfig()
     entropy_coef: _NotNegative = 0.0

@@ -144,8 +144,8 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @classmethod
     def of(cls, config: AlgorithmConfig) -> AlgorithmSettings:
-        """The same values as the configuration's."""
-        return msgspec.convert(config.model_dump(mode="json"), cls)
+        """The same values as the configuration's; what only rank 0 looks at stays there."""
+        return msgspec.convert(config.model_dump(mode="json", exclude={"mismatch"}), cls)
 
     @property
     def uses_reference(self) -> bool:

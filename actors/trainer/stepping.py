@@ -23,6 +23,7 @@ from physarum.actors.trainer.bodies import Bodies
 from physarum.actors.trainer.checkpoints import CheckpointMeta
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.errors import NonFiniteStep
+from physarum.actors.trainer.mismatch_alarm import MismatchAlarm
 from physarum.actors.trainer.plan import Plan
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.publication import Offer, Publication
@@ -73,6 +74,8 @@ class Stepper:
         self._durable = recovery.durable
         self._retention = Retention(self._context, actor.checkpoints, recovery.durables)
         self._durable_steps = self._steps
+        mismatch = self._config.trainer.algorithm.mismatch
+        self._alarm = MismatchAlarm(mismatch.window, mismatch.doubling_steps)
 
     @property
     def version(self) -> Version:
@@ -129,6 +132,7 @@ class Stepper:
         result, refused = await self._train(sequences)
         self.number += result is not None
         record = self._record(sequence, plan, result, refused, waited_s, started_at)
+        measured |= self._alarm.saw(record.metrics)
         record = msgspec.structs.replace(record, metrics=record.metrics | measured)
         await self._book.append(record)
         self._cursor.consume(sequence, plan.record)

@@ -98,10 +98,8 @@ def _rows(
     every: bool,
 ) -> dict[str, NDArray[Any]]:
     """[N] of each column: the rows' places in the whole pack, whose segments have `lengths` in `order`."""
-    parts: dict[str, list[NDArray[Any]]] = {
-        name: [np.zeros(0)] for name in ("row", "target", "owner", "weight", "engine", "advantage", *names)
-    }
-    parts["row"] = [np.zeros(0, np.int64)]
+    columns = ("row", "target", "owner", "weight", "engine", "advantage", *names)
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
     start = 0
     for index, length in zip(order, lengths, strict=False):
         sequence = sequences[index]
@@ -115,7 +113,7 @@ def _rows(
         for name in names:
             parts[name].append(sequence.columns[name][chosen])
         start += length
-    return {name: np.concatenate(pieces) for name, pieces in parts.items()}
+    return {name: np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for name, pieces in parts.items()}
 
 
 def _shared(owner: Indices, shard: ContextShard, device: torch.device) -> SharedRows:
