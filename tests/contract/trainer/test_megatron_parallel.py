@@ -18,6 +18,7 @@ import transformers
 
 from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Kl, Mis, Reference
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence
+from physarum.actors.trainer.errors import NonFiniteStep
 from physarum.actors.trainer.world import World, WorldConfig
 
 pytestmark = pytest.mark.timeout(120)
@@ -98,7 +99,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Alone]:
                 lr=1e-3,
                 eps=1e-3,
                 tokens_per_microbatch=200,
-                timeout_s=30.0,
+                timeout_s=60.0,
                 algorithm=ALGORITHM,
             )
             with started(config) as world:
@@ -126,7 +127,6 @@ def _save_model(folder: Path, kind: str, **settings: Any) -> None:
 
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "tp2": ("untied", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
     "tp2-sequence-parallel": ("tied", {"ranks": 2, "tp": 2}),
     "pp2": ("tied", {"ranks": 2, "pp": 2}),
     "cp2": ("untied", {"ranks": 2, "cp": 2}),
@@ -134,6 +134,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "ep2": ("moe", {"ranks": 2, "ep": 2}),
 }
 SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp2": ("untied", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
     "tp2-tied": ("tied", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
     "tp2-sequence-parallel-untied": ("untied", {"ranks": 2, "tp": 2}),
     "pp2-untied": ("untied", {"ranks": 2, "pp": 2}),
@@ -186,12 +187,14 @@ def _check(alone: Alone, folder: Path, shape: dict[str, Any]) -> None:
         assert start.keys() == alone.start_weights.keys()
         assert all(torch.equal(tensor, alone.start_weights[name]) for name, tensor in start.items())
         for found, expected in zip(world.logprobs(sequences), alone.logprobs, strict=True):
-            np.testing.assert_allclose(found, expected, atol=5e-6)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
         reordered = sorted(sequences, key=lambda one: (one.group, -one.execution))  # minibatches are whole groups
         for found, expected in zip(_steps(world, reordered), alone.steps, strict=True):
             _same(found, expected)
         for name, tensor in exported(world).items():
             torch.testing.assert_close(tensor, alone.weights[name], rtol=0, atol=2e-6, msg=name)
+        with pytest.raises(NonFiniteStep):  # all ranks refuse together, and go on
+            world.step([msgspec.structs.replace(sequences[0], advantage=float("nan")), *sequences[1:]])
         world.save(folder)
         after = world.step(sequences)
         world.load(folder)

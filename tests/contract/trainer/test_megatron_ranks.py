@@ -114,9 +114,10 @@ def _close_to(result: StepResult, expected: StepResult) -> None:
 
 
 @pytest.fixture
-def pair(alone: Alone) -> Iterator[tuple[World, psutil.Process]]:
-    """A world of two ranks with a short deadline, and the process of rank 1."""
-    world = World.start(msgspec.structs.replace(alone.config, ranks=2, timeout_s=4.0))
+def pair(alone: Alone, request: pytest.FixtureRequest) -> Iterator[tuple[World, psutil.Process]]:
+    """A world of two ranks (as parametrized, else data-parallel) with a short deadline, and the process of rank 1."""
+    shape = getattr(request, "param", {})
+    world = World.start(msgspec.structs.replace(alone.config, ranks=2, timeout_s=4.0, **shape))
     (child,) = (p for p in psutil.Process().children() if "physarum.actors.trainer.rank" in " ".join(p.cmdline()))
     yield world, child
     world.close()
@@ -131,6 +132,7 @@ def test_a_killed_rank_is_named_and_the_world_is_over(alone: Alone, pair: tuple[
         world.step(alone.batch)
 
 
+@pytest.mark.parametrize("pair", [{}, {"pp": 2}, {"cp": 2}], ids=["dp", "pp", "cp"], indirect=True)
 def test_a_hanging_rank_is_an_error_within_the_deadline(alone: Alone, pair: tuple[World, psutil.Process]) -> None:
     world, child = pair
     os.kill(child.pid, signal.SIGSTOP)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.attention.bias import CausalBias
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from physarum.actors.trainer.batch import TrainSequence
@@ -15,6 +17,7 @@ from physarum.actors.trainer.megatron.context import ContextShard, owners, place
 from physarum.actors.trainer.megatron.distributed import Parallel, Shape, check_parallelism
 from physarum.actors.trainer.megatron.fit import check_fit
 from physarum.actors.trainer.megatron.layout import pack_layout
+from physarum.actors.trainer.megatron.local_spec import _last_rows
 from physarum.actors.trainer.megatron.microbatch import microbatch_tensors
 from physarum.actors.trainer.world_config import WorldConfig
 
@@ -37,6 +40,19 @@ def test_positions_are_those_of_the_tokens_held() -> None:
 def test_padding_longer_than_a_segment_is_a_group_of_its_own() -> None:
     layout = pack_layout([3, 2, 7], CPU)
     assert [(group.start, group.tokens, group.width) for group in layout.groups] == [(0, 3, 3), (3, 2, 2), (5, 7, 7)]
+
+
+def test_the_last_queries_of_the_keys_see_what_came_before_them() -> None:
+    expected = [[True, True, False], [True, True, True]]
+    assert _last_rows(2, 3, CPU).tolist() == expected
+    named = _last_rows(2, 3, torch.device("cuda"))  # names the mask, touches no device
+    assert isinstance(named, CausalBias)
+    query, key, value = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
+    found = [
+        F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, dropout_p=0.0, enable_gqa=True)
+        for mask in (named, torch.tensor(expected))
+    ]
+    torch.testing.assert_close(found[0], found[1])
 
 
 def sequence(ids: list[int], prompt: int, mask: list[bool], advantage: float) -> TrainSequence:
