@@ -201,6 +201,8 @@ class AlgorithmConfig(Section):
     """The policy ratio is clipped to [1 - clip_low, 1 + clip_high]."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Bound of the ratio where the advantage is negative."""
+    metadata: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Keys of the tasks' metadata that the hooks of `advantage` and `loss` get, unchanged."""
     hook_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the hooks of `advantage` and `loss`."""
     old_logprobs: OldLogprobs = "recompute"

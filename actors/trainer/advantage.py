@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,6 +42,8 @@ class Batch:
     """[n] int64: the execution of each sequence."""
     groups: Tensor
     """[n] int64."""
+    metadata: list[dict[str, Any]]
+    """[n] what `trainer.algorithm.metadata` declares of each sequence's task."""
     starts: Tensor
     """[n] int64: where each sequence's response begins in the row."""
 
@@ -57,6 +60,7 @@ class Batch:
             columns=columns | {"engine": _joined([one.engine_logprobs for one in sequences])},
             executions=torch.tensor([one.execution for one in sequences]),
             groups=torch.tensor([one.group for one in sequences]),
+            metadata=[one.metadata for one in sequences],
             starts=torch.from_numpy(np.cumsum([0, *lengths])[:-1]),
         )
 

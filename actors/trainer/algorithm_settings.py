@@ -145,7 +145,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @classmethod
     def of(cls, config: AlgorithmConfig) -> AlgorithmSettings:
         """The same values as the configuration's; what only rank 0 looks at stays there."""
-        return msgspec.convert(config.model_dump(mode="json", exclude={"mismatch"}), cls)
+        return msgspec.convert(config.model_dump(mode="json", exclude={"mismatch", "metadata"}), cls)
 
     @property
     def uses_reference(self) -> bool:

@@ -38,6 +38,8 @@ class TrainSequence(msgspec.Struct, frozen=True, eq=False):
     """Index of the execution within the batch."""
     group: int = 0
     """Index of the group within the batch."""
+    metadata: dict[str, Any] = {}
+    """What hooks of advantage and loss were promised of the task's metadata, unchanged."""
     columns: dict[str, Float32] = {}
     """Further values per response token by name, [R] each (`age`, ...); all sequences of a batch have the same names."""
 
@@ -111,6 +113,7 @@ class _Columns(msgspec.Struct, frozen=True):
     engine_logprobs: bytes
     advantages: bytes
     groups: list[int]
+    metadata: list[dict[str, Any]]
     columns: dict[str, bytes]
 
 
@@ -125,6 +128,7 @@ def encode_sequences(sequences: Sequence[TrainSequence]) -> bytes:
         engine_logprobs=_join([sequence.engine_logprobs for sequence in sequences], "<f4"),
         advantages=_join([sequence.advantages() for sequence in sequences], "<f4"),
         groups=[sequence.group for sequence in sequences],
+        metadata=[sequence.metadata for sequence in sequences],
         columns={
             name: _join([sequence.columns[name] for sequence in sequences], "<f4")
             for name in (sequences[0].columns if sequences else ())
@@ -141,9 +145,11 @@ def decode_sequences(data: bytes) -> list[TrainSequence]:
     engine_logprobs = np.frombuffer(columns.engine_logprobs, "<f4")
     advantages = np.frombuffer(columns.advantages, "<f4")
     further = {name: np.frombuffer(column, "<f4") for name, column in columns.columns.items()}
-    places = zip(columns.lengths, columns.prompt_lens, columns.executions, columns.groups, strict=True)
+    places = zip(
+        columns.lengths, columns.prompt_lens, columns.executions, columns.groups, columns.metadata, strict=True
+    )
     sequences, token, response = [], 0, 0
-    for length, prompt_len, execution, group in places:
+    for length, prompt_len, execution, group, metadata in places:
         end = response + length - prompt_len
         sequences.append(
             TrainSequence(
@@ -154,6 +160,7 @@ def decode_sequences(data: bytes) -> list[TrainSequence]:
                 advantages[response:end],
                 execution,
                 group,
+                metadata,
                 {name: column[response:end] for name, column in further.items()},
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from physarum.actors.trainer.batch import TrainSequence
@@ -11,21 +12,28 @@ from physarum.bus.version import Fork, Version, age
 
 
 def train_sequences(
-    executions: list[Execution], plan: list[Planned], at_number: int = 0, forks: tuple[Fork, ...] = ()
+    executions: list[Execution],
+    plan: list[Planned],
+    at_number: int = 0,
+    forks: tuple[Fork, ...] = (),
+    metadata: tuple[str, ...] = (),
 ) -> list[TrainSequence]:
     """One sequence per sample that has a token left to train, with the age of each token at the step that trains it.
 
-    `execution` and `group` are indices of the execution and its group in the plan.
+    `execution` and `group` are indices of the execution and its group in the plan; `metadata`: keys of the tasks' metadata
+    to take along, null where a task has none of that name.
     """
     sequences: list[TrainSequence] = []
     groups: dict[str, int] = {}
     for index, (execution, planned) in enumerate(zip(executions, plan, strict=True)):
         group = groups.setdefault(planned.group, len(groups))
+        declared = {key: execution.task.metadata.get(key) for key in metadata}
         for number, sample in enumerate(execution.samples):
             mask = _mask(sample, number, planned)
             if mask.any():
                 ages = _ages(sample, at_number, forks)
-                sequences.append(_sequence(sample, mask, planned.advantage, index, group, ages))
+                one = _sequence(sample, mask, planned.advantage, index, group, ages)
+                sequences.append(msgspec.structs.replace(one, metadata=declared) if declared else one)
     return sequences
 
 

@@ -75,6 +75,7 @@ class Stepper:
         self._retention = Retention(self._context, actor.checkpoints, recovery.durables)
         self._durable_steps = self._steps
         mismatch = self._config.trainer.algorithm.mismatch
+        self._metadata = self._config.trainer.algorithm.metadata
         self._alarm = MismatchAlarm(mismatch.window, mismatch.doubling_steps)
 
     @property
@@ -128,7 +129,7 @@ class Stepper:
         started_at, began_s = time.time(), time.perf_counter()
         measured = age_metrics(plan, self._publish_debt, selection)
         bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
-        sequences = train_sequences(bodies, plan.record.executions, plan.record.at_number, self._forks)
+        sequences = train_sequences(bodies, plan.record.executions, plan.record.at_number, self._forks, self._metadata)
         result, refused = await self._train(sequences)
         self.number += result is not None
         record = self._record(sequence, plan, result, refused, waited_s, started_at)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from physarum.actors.trainer.advantage import with_advantages
 from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Kl, Overlong, Shaping, Teacher
-from physarum.actors.trainer.batch import TrainSequence
+from physarum.actors.trainer.batch import TrainSequence, decode_sequences, encode_sequences
 from physarum.actors.trainer.planned_advantages import planned_advantages, preferences, shaped
 
 
@@ -130,3 +131,15 @@ def test_rewards_are_shaped_before_they_are_compared() -> None:
     shaping = Shaping(shift=-0.5, scale=2.0, bound=0.8, overlong=Overlong(max_tokens=10, buffer_tokens=4))
     assert shaped(shaping, [1.0, 0.5, 0.0], [6, 8, 12]) == pytest.approx([0.8, -0.5, -1.8])
     assert shaped(Shaping(), [1.0], [10**9]) == [1.0]
+
+
+def test_declared_metadata_reaches_a_hook_unchanged_across_the_wire() -> None:
+    declared = {"answer": {"kind": "number", "value": [1, 2.5, None]}, "missing": None}
+    sent = msgspec.structs.replace(sequence([1, 1], 1.0), metadata=declared)
+    (one,) = decode_sequences(encode_sequences([sent]))
+    assert one.metadata == declared
+    assert advantages([one], advantage=f"{__file__}:by_metadata") == [[2.5, 2.5]]
+
+
+def by_metadata(batch: Any) -> Any:
+    return batch.planned * batch.metadata[0]["answer"]["value"][1]
