@@ -30,9 +30,9 @@ _TRUNCATION = 2.0
 
 @dataclass(frozen=True)
 class Rows:
-    """N trained tokens of whole sequences; all columns [N] float32 but `ages`.
+    """N trained tokens of whole sequences; columns [N] float32, those of `signals.needed_columns`.
 
-    `proximal` is None where it is the trained policy itself: one optimizer step, its own log-probabilities before it.
+    `proximal` is absent where it is the trained policy itself: one optimizer step, its own log-probabilities before it.
     `correction`: weights that were computed over the whole batch beforehand; `kept`: by the kept weights of old versions.
     """
 
@@ -52,13 +52,8 @@ class Rows:
 
     @property
     def ages(self) -> Tensor:
-        """int64; 0 where no ages were given (nothing was generated)."""
-        found = self.columns.get("age")
-        return (
-            torch.zeros(len(self.logprobs), dtype=torch.int64, device=self.logprobs.device)
-            if found is None
-            else found.long()
-        )
+        """Of each token, int64."""
+        return self.columns["age"].long()
 
 
 def microbatch_loss(objective: Objective, algorithm: AlgorithmSettings, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
@@ -75,22 +70,19 @@ def microbatch_loss(objective: Objective, algorithm: AlgorithmSettings, rows: Ro
 
 def step_metrics(objective: Objective, sums: Mapping[str, float]) -> dict[str, float]:
     """Metrics of a whole batch from its sums: what has no name of its own is a mean per trained token."""
-    tokens = max(sums["tokens"], 1.0)
-    metrics = {"loss": sums["loss"], "tokens": sums["tokens"]}
+    tokens, pairs = max(sums["tokens"], 1.0), max(sums.get("pairs", 1.0), 1.0)
+    metrics = {name: sums[name] for name in _AS_THEY_ARE if name in sums}
     if objective == "rl":
-        metrics |= mismatch_metrics({**sums, "max_logprob_diff": sums["max_logprob_diff"]})
-    used = {"loss", "tokens", "k1", "k3", "weight", "weight_squared", "truncated", "max_logprob_diff"}
-    pairs = max(sums.get("pairs", 1.0), 1.0)
-    for name, value in sums.items():
-        if name in ("pairs_right", "margin"):
-            metrics[name] = value / pairs
-        elif name not in used:
-            metrics[_METRICS.get(name, name)] = (
-                value if name in ("pairs",) or name.startswith(MAXIMUM) else value / tokens
-            )
-    return metrics
+        metrics |= mismatch_metrics(sums)
+    metrics |= {name: sums[name] / pairs for name in _PER_PAIR if name in sums}
+    rest = sums.keys() - _AS_THEY_ARE - _PER_PAIR - _OF_MISMATCH
+    return metrics | {_METRICS.get(name, name): sums[name] / tokens for name in sorted(rest)}
 
 
+_AS_THEY_ARE = {"loss", "tokens", "pairs"}
+_PER_PAIR = {"pairs_right", "margin"}
+_OF_MISMATCH = {"k1", "k3", "weight", "weight_squared", "truncated", "max_logprob_diff"}
+"""What `mismatch_metrics` makes its means of."""
 _METRICS = {"clipped": "clip_share", "dual_clipped": "dual_clip_share", "ratio": "ratio_mean"}
 
 
