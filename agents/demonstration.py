@@ -1,8 +1,9 @@
 """Demonstrations as episodes: no engine takes part, so tokens carry a mask but neither log-probabilities nor spans.
 
-A demonstration is a list of segments {"text": str} or {"ids": list[int]}, each with "train": bool. The untrained ones
-at its beginning are the prompt. One task may hold many demonstrations ("rows"), each of which becomes one sample: SFT
-on small ones is then bound by the trainer, not by messages.
+A demonstration is a list of segments {"text": str} or {"ids": list[int]}, each with "train": bool, or a conversation: a list
+of messages {"role", "content", ...} under the model's chat template, of which the assistant's are trained unless they say
+"train": false (conversation.py). The untrained tokens at its beginning are the prompt. One task may hold many
+demonstrations ("rows"), each of which becomes one sample: SFT on small ones is then bound by the trainer, not by messages.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from physarum.agents.conversation import is_conversation, tokens_and_mask
 from physarum.agents.errors import DemonstrationError
 from physarum.agents.protocols import Client, Tokenizer
 from physarum.bus.records import Sample, Task
@@ -32,12 +34,10 @@ async def generate(task: Task, client: Client) -> list[Sample]:
 
 def demonstration(segments: Sequence[Segment], tokenizer: Tokenizer, name: str) -> Sample:
     """One demonstration as a Sample of origin "demonstration"; `name` is for error messages."""
-    ids: list[int] = []
-    mask: list[bool] = []
-    for segment in segments:
-        tokens = _tokens(segment, tokenizer, name)
-        ids += tokens
-        mask += [bool(segment.get("train", False))] * len(tokens)
+    if is_conversation(segments):
+        ids, mask = tokens_and_mask(segments, tokenizer, name)
+    else:
+        ids, mask = _joined(segments, tokenizer, name)
     prompt_len = mask.index(True) if True in mask else 0
     if prompt_len == 0:
         raise DemonstrationError(
@@ -52,6 +52,16 @@ def demonstration(segments: Sequence[Segment], tokenizer: Tokenizer, name: str) 
         logprobs=np.full(response, np.nan, dtype=np.float32),
         origin="demonstration",
     )
+
+
+def _joined(segments: Sequence[Segment], tokenizer: Tokenizer, name: str) -> tuple[list[int], list[bool]]:
+    ids: list[int] = []
+    mask: list[bool] = []
+    for segment in segments:
+        tokens = _tokens(segment, tokenizer, name)
+        ids += tokens
+        mask += [bool(segment.get("train", False))] * len(tokens)
+    return ids, mask
 
 
 def _rows(task: Task) -> Sequence[Sequence[Segment]]:
