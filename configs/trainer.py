@@ -52,6 +52,8 @@ class TrainerConfig(Section):
     clip_grad: Annotated[float, Field(ge=0)] = 1.0
     """Bound of the gradient's norm; 0 leaves it unbounded."""
     warmup_steps: Natural = 0
+    optimizer_resets: Annotated[tuple[Natural, ...], Field(strict=False)] = ()
+    """Versions at which the optimizer forgets its moments and warms up again (stages of a curriculum); weights stay."""
     groups_per_batch: Count = 16
     """Prompts per optimizer step; a batch holds groups_per_batch * source.group_size executions."""
     tokens_per_microbatch: Count = 8192

@@ -32,6 +32,7 @@ def world_config(config: RootConfig, model: Path) -> WorldConfig:
         eps=trainer.eps,
         clip_grad=trainer.clip_grad,
         warmup_steps=trainer.warmup_steps,
+        optimizer_resets=trainer.optimizer_resets,
         tokens_per_microbatch=trainer.tokens_per_microbatch,
         algorithm=AlgorithmSettings.of(trainer.algorithm),
         temperature=config.rollout.sampling.temperature if trainer.objective != "sft" else 1.0,

@@ -59,7 +59,7 @@ class Signals:
         """The sequences with every column that the algorithm uses; without ages, all tokens are of the present weights."""
         columns: dict[str, list[Float32]] = {}
         if any(AGE not in one.columns for one in sequences):
-            columns[AGE] = [np.zeros(one.response_len, np.float32) for one in sequences]
+            sequences = [one.with_columns(**{AGE: np.zeros(one.response_len, np.float32)}) for one in sequences]
         if self._settings.needs_proximal:
             columns["proximal"] = self._asked(self._policy, sequences)
         if self.reference is not None:

@@ -73,6 +73,8 @@ class Worker:
         """
         started = time.perf_counter()
         self._signals.before_batch(number - 1)
+        if number - 1 in self.config.optimizer_resets:
+            self.optimizer.reset()
         batch = self._prepared(sequences)
         parts = minibatches(batch, self._settings.minibatches)
         policy = [self._update(part, lr, first=place == 0) for place, part in enumerate(parts) if self._learns_policy]
@@ -202,7 +204,9 @@ class Worker:
     def _forward_step(self, data: Iterator[partial[MicrobatchTensors]], ddp: torch.nn.Module) -> Any:
         """This stage's output, and a function from the last stage's (log-probabilities) to (loss, sums)."""
         batch = next(data)()
-        logprobs, entropy = row_logprobs(ddp, self.model, batch, self.config.temperature, self.parallel)
+        logprobs, entropy = row_logprobs(
+            ddp, self.model, batch, self.config.temperature, self.parallel, self._settings.entropy_coef > 0
+        )
 
         def loss(logprobs: Tensor) -> Outcome:
             rows = Rows(logprobs, entropy, batch.weights, batch.columns, batch.sequences)

@@ -34,6 +34,8 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip_grad: float = 1.0
     """Global gradient norm; 0 means no clipping."""
     warmup_steps: int = 0
+    optimizer_resets: tuple[int, ...] = ()
+    """Versions whose next step begins with a fresh optimizer."""
     tokens_per_microbatch: int = 8192
     algorithm: AlgorithmSettings = AlgorithmSettings()
     temperature: float = 1.0

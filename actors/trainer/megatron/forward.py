@@ -8,37 +8,35 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel import (
-    gather_from_sequence_parallel_region,
-    linear_with_grad_accumulation_and_async_allreduce,
-)
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from physarum.actors.trainer.algorithms.logprobs import (
-    token_logprobs_and_entropy,
-    vocab_parallel_logprobs_and_entropy,
-)
+from physarum.actors.trainer.algorithms.linear_logprobs import linear_logprobs_and_entropy
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.microbatch import MicrobatchTensors
 from physarum.actors.trainer.megatron.model import Model
 
-LOGITS_CHUNK_BYTES = 2 << 30
-"""Float32 logits kept at once; beyond it rows are processed in chunks that are recomputed in the backward pass."""
+LOGITS_CHUNK_BYTES = 512 << 20
+"""Float32 logits kept at once: rows are processed in chunks, whose logits are computed once more in the backward pass."""
 
 
 def row_logprobs(
-    ddp: torch.nn.Module, model: Model, microbatch: MicrobatchTensors, temperature: float, parallel: Parallel
+    ddp: torch.nn.Module,
+    model: Model,
+    microbatch: MicrobatchTensors,
+    temperature: float,
+    parallel: Parallel,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy of every row, [N] each, float32; a collective over tensor and context-parallel ranks.
 
     `ddp` is the module to call (Megatron's schedule hands it in), `model` what it wraps. Before the last stage: the
-    hidden states for the next stage, and no entropy.
+    hidden states for the next stage, and no entropy. `entropy_gradient`: the entropy is differentiable, too.
     """
 
     def rows_of(hidden_states: Tensor, output_layer: Any, output_weight: Tensor | None, **_unused: Any) -> Any:
         weight = output_layer.weight if output_weight is None else output_weight
-        return _rows_to_logprobs(hidden_states, weight, model, microbatch, temperature, parallel)
+        return _rows_to_logprobs(hidden_states, weight, model, microbatch, temperature, parallel, entropy_gradient)
 
     output = call_model(ddp, model, microbatch, rows_of)
     if not parallel.is_last_stage:
@@ -68,6 +66,7 @@ def _rows_to_logprobs(
     microbatch: MicrobatchTensors,
     temperature: float,
     parallel: Parallel,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Of this rank's rows. `hidden_states` [T / cp, 1, H] (1 / tp of it under sequence parallelism), `weight` [V / tp, H]."""
     sequence_parallel = model.bridge.config.sequence_parallel
@@ -76,27 +75,14 @@ def _rows_to_logprobs(
         hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
     hidden = hidden.index_select(0, microbatch.rows)
 
-    def logprobs(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = linear_with_grad_accumulation_and_async_allreduce(
-            input=hidden,
-            weight=weight,
-            bias=None,
-            gradient_accumulation_fusion=False,
-            allreduce_dgrad=parallel.tp > 1 and not sequence_parallel,
-            sequence_parallel=False,
-            tp_group=parallel.tp_group,
-        )
-        if parallel.tp > 1:
-            return vocab_parallel_logprobs_and_entropy(
-                logits, targets, temperature, model.vocab_size, parallel.tp_group
-            )
-        return token_logprobs_and_entropy(logits, targets, temperature, model.vocab_size)
-
-    rows = max(1, LOGITS_CHUNK_BYTES // (4 * weight.size(0)))
-    if len(hidden) <= rows:
-        return logprobs(hidden, microbatch.targets)
-    pieces = [
-        checkpoint(logprobs, piece, targets, use_reentrant=False)
-        for piece, targets in zip(hidden.split(rows), microbatch.targets.split(rows), strict=True)
-    ]
-    return torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces])
+    return linear_logprobs_and_entropy(
+        hidden,
+        weight,
+        microbatch.targets,
+        temperature,
+        model.vocab_size,
+        parallel.tp_group if parallel.tp > 1 else None,
+        chunk_rows=max(1, LOGITS_CHUNK_BYTES // (4 * weight.size(0))),
+        entropy_gradient=entropy_gradient,
+        reduce_hidden_gradient=not sequence_parallel,
+    )

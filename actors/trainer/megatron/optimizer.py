@@ -71,6 +71,12 @@ class Optimizer:
             )
         self.steps += 1
 
+    def reset(self) -> None:
+        """Forgets moments and warm-up, as before the first step; weights stay."""
+        for one in self.inner():
+            one.state.clear()
+        self.steps = 0
+
     def inner(self) -> list[torch.optim.Optimizer]:
         """The torch optimizers inside, in Megatron's order; their state covers this rank's share only."""
         return [chained.optimizer for chained in self.megatron.chained_optimizers if chained.optimizer is not None]

@@ -251,3 +251,28 @@ def test_preferences_are_learnt_from_pairs(start: Start, model_folder: Folder, m
     assert seen[-1]["pairs_right"] == 1.0
     with pytest.raises(EmptyBatch, match="no pair"):
         world.step([one for one in batch if float(one.advantages()[0]) > 0])
+
+
+def test_the_entropy_bonus_has_a_gradient(start: Start, model_folder: Folder, make_batch: Batch) -> None:
+    """Without advantages nothing else moves: entropy rises."""
+    world = start(config(model_folder(), entropy_coef=1.0, correction=()))
+    batch = [replace(one, advantage=0.0) for one in make_batch()]
+    seen = [world.step(batch).metrics["entropy"] for _ in range(4)]
+    assert seen == sorted(seen) and seen[-1] > seen[0] + 0.01
+
+
+def test_an_optimizer_reset_makes_the_step_that_a_fresh_one_makes(
+    start: Start, model_folder: Folder, make_batch: Batch, tmp_path: Path
+) -> None:
+    """From the weights after version 2 the step to 3 is the first of a new optimizer."""
+    chosen = replace(config(model_folder()), optimizer_resets=(2,))
+    world = start(chosen)
+    for number in (1, 2):
+        world.step(make_batch(seed=number), number=number)
+    world.save_hf(tmp_path / "two")
+    world.step(make_batch(seed=3), number=3)
+    reset = {name: tensor.clone() for name, tensor in world.export()}
+    fresh = start(config(tmp_path / "two"))
+    fresh.step(make_batch(seed=3), number=3)
+    for name, tensor in fresh.export():
+        np.testing.assert_allclose(reset[name], tensor, atol=1e-7, err_msg=name)
