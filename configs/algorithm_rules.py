@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from physarum.configs.age import AgeConfig
-from physarum.configs.algorithm import AlgorithmConfig, IcePop, Mis, Tis
+from physarum.configs.algorithm import (
+    AlgorithmConfig,
+    CriticConfig,
+    IcePop,
+    Mis,
+    ReferenceConfig,
+    ShapingConfig,
+    Tis,
+)
 from physarum.configs.origin import KeyPath
 from physarum.configs.root import RootConfig
 
@@ -28,7 +36,8 @@ def algorithm_findings(config: RootConfig) -> Iterator[Finding]:
         _groups,
         _off_policy,
         _double_weights,
-        _twice,
+        _together,
+        _idle,
         _kl,
         _distillation,
         _shaping,
@@ -98,14 +107,17 @@ def _double_weights(config: RootConfig, algorithm: AlgorithmConfig) -> _Rule:
         )
 
 
-def _twice(config: RootConfig, algorithm: AlgorithmConfig) -> _Rule:
+def _together(config: RootConfig, algorithm: AlgorithmConfig) -> _Rule:
+    """Each kind once, and of those that weigh by the ratio only one: their weights would multiply."""
     kinds = [one.kind for one in algorithm.correction]
-    for kind in dict.fromkeys(kind for kind in kinds if kinds.count(kind) > 1):
+    weighing = [one.kind for one in algorithm.correction if isinstance(one, (Tis, Mis, IcePop))]
+    twice = [kind for kind in kinds if kinds.count(kind) > 1] or (weighing if len(weighing) > 1 else [])
+    if twice:
         yield (
             f"{_PREFIX}.correction",
-            f"two corrections of `kind: {kind}`",
-            "each kind once",
-            "keep one of them: bounds may be a function of age (`{by_age: [...]}`)",
+            f"corrections {' and '.join(f'`{kind}`' for kind in twice)} together",
+            "each kind once, and one of tis, mis, icepop: each weighs by the same ratio",
+            "keep one of them; those that only mask (opsm, m2po, dppo, age) may stand beside it",
         )
 
 
@@ -151,6 +163,39 @@ def _distillation(config: RootConfig, algorithm: AlgorithmConfig) -> _Rule:
             f"`{_PREFIX}.teachers` with `{_PREFIX}.advantage: {algorithm.advantage}`",
             "teachers that are listened to",
             f"set `{_PREFIX}.advantage: distillation` (`reward_weight` adds the reward), or remove them",
+        )
+
+
+def _idle(config: RootConfig, algorithm: AlgorithmConfig) -> _Rule:
+    """Options that nothing reads."""
+    preference = config.trainer.objective == "dpo"
+    if algorithm.reference != ReferenceConfig() and algorithm.kl.coef == 0 and not preference:
+        yield (
+            f"{_PREFIX}.reference",
+            f"`{_PREFIX}.reference` with `{_PREFIX}.kl.coef: 0`",
+            "a penalty that refers to it",
+            f"set `{_PREFIX}.kl.coef`, or remove `reference`",
+        )
+    if algorithm.critic != CriticConfig() and (preference or algorithm.advantage != "gae"):
+        yield (
+            f"{_PREFIX}.critic",
+            f"`{_PREFIX}.critic` with `{_PREFIX}.advantage: {algorithm.advantage}`",
+            "the advantage that has a critic",
+            f"set `{_PREFIX}.advantage: gae`, or remove `critic`",
+        )
+    if algorithm.reward_weight and algorithm.advantage != "distillation":
+        yield (
+            f"{_PREFIX}.reward_weight",
+            f"`{_PREFIX}.reward_weight: {algorithm.reward_weight}` with `{_PREFIX}.advantage: {algorithm.advantage}`",
+            "teachers beside which the reward stands",
+            f"set `{_PREFIX}.advantage: distillation`, or remove `reward_weight`",
+        )
+    if algorithm.advantage == "turns" and algorithm.shaping != ShapingConfig():
+        yield (
+            f"{_PREFIX}.shaping",
+            f"`{_PREFIX}.shaping` with `{_PREFIX}.advantage: turns`",
+            "scores of turns, which are taken as they are",
+            "shape them in the reward hook, or take another advantage",
         )
 
 

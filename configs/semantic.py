@@ -29,17 +29,18 @@ def semantic_problems(config: RootConfig) -> list[Problem]:
 
 
 def _objective(config: RootConfig) -> Iterator[_Finding]:
-    if config.trainer.objective != "rl" or config.samples.recorded:
+    if config.trainer.objective == "sft" or config.samples.recorded:
         return
+    objective = config.trainer.objective
     needed: list[tuple[KeyPath, object]] = [
         (("rollout", "generate"), config.rollout.generate),
         (("reward", "hook"), config.reward.hook),
-        (("engines",), config.engines),
     ]
+    needed += [(("engines",), config.engines)] if objective == "rl" else []  # preferences may be given, and only scored
     for key, value in needed:
         if not value:
             remedy = f"add `{dotted(key)}`, or train with `trainer.objective: sft`"
-            yield key, f"no `{dotted(key)}`", "it with `trainer.objective: rl`", remedy
+            yield key, f"no `{dotted(key)}`", f"it with `trainer.objective: {objective}`", remedy
 
 
 def _replicas(config: RootConfig) -> Iterator[_Finding]:

@@ -93,6 +93,8 @@ class StepResult(msgspec.Struct, frozen=True):
     sequences: int
     metrics: dict[str, float]
     seconds: float
+    changed: bool = True
+    """Whether the policy's weights changed: not while the critic alone warms up."""
 
 
 def _check(name: str, array: NDArray[Any], dtype: Any, length: int) -> None:

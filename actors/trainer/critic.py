@@ -55,7 +55,7 @@ class Critic:
     def values(self, passes: Passes, sequences: Sequence[TrainSequence]) -> list[Float32]:
         """V of every response token, [R] each: of the state before the token."""
         self.model.ddp.eval()
-        compute = lambda batch: row_values(self.model.ddp, self.model, batch, self._parallel)  # noqa: E731
+        compute = partial(row_values, self.model.ddp, self.model, parallel=self._parallel)
         return passes.values(self.model, sequences, compute)
 
     def update(

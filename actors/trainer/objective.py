@@ -15,11 +15,11 @@ from torch import Tensor
 
 from physarum.actors.trainer.algorithm_settings import AlgorithmSettings
 from physarum.actors.trainer.algorithms import losses
-from physarum.actors.trainer.algorithms.corrections import interpolated_proximal, mismatch_metrics, mismatch_sums
+from physarum.actors.trainer.algorithms.corrections import mismatch_metrics, mismatch_sums
 from physarum.actors.trainer.algorithms.corrections.correction import Correction
 from physarum.actors.trainer.algorithms.reduction import weighted_sum
 from physarum.actors.trainer.algorithms.sequences import Sequences, sequence_sums
-from physarum.actors.trainer.off_policy import OffPolicy, corrected
+from physarum.actors.trainer.off_policy import OffPolicy, corrected, old_logprobs, weighed_logprobs
 from physarum.configs.hooks import Hook, load_hook
 
 Objective = Literal["rl", "sft", "dpo"]
@@ -49,6 +49,11 @@ class Rows:
     @property
     def mask(self) -> Tensor:
         return torch.ones_like(self.logprobs, dtype=torch.bool)
+
+    @property
+    def current(self) -> Tensor:
+        """log p of the policy before the update, detached."""
+        return self.columns.get("proximal", self.logprobs.detach())
 
     @property
     def ages(self) -> Tensor:
@@ -88,12 +93,12 @@ _METRICS = {"clipped": "clip_share", "dual_clipped": "dual_clip_share", "ratio":
 
 def _policy(algorithm: AlgorithmSettings, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
     """Surrogate of the ratio to the old policy, weighed by the corrections, and the penalties."""
-    old = old_logprobs(algorithm, rows)
+    old = old_logprobs(algorithm, rows.columns, rows.current, rows.ages, rows.mask)
     correction = _correction(algorithm, rows, old)
     per_token, sums = _surrogate(algorithm, rows, old)
     loss = weighted_sum(correction.applied(per_token), rows.mask, rows.weights)
     if algorithm.uses_reference and algorithm.kl.place == "loss":
-        penalty = _kl(algorithm, rows, old)
+        penalty = _kl(algorithm, rows)
         loss = loss + algorithm.kl.coef * weighted_sum(penalty, rows.mask, rows.weights)
         sums |= {"kl": penalty.detach().sum()}
     if algorithm.entropy_coef:
@@ -103,25 +108,12 @@ def _policy(algorithm: AlgorithmSettings, rows: Rows) -> tuple[Tensor, dict[str,
     return loss, sums
 
 
-def old_logprobs(algorithm: AlgorithmSettings, rows: Rows) -> Tensor:
-    """log p of the policy that the ratio is taken against, detached."""
-    current = rows.columns.get("proximal", rows.logprobs.detach())
-    if algorithm.old_logprobs == "engine":
-        return rows.column("engine")
-    if algorithm.old_logprobs == "kept":
-        return rows.column("kept")
-    if algorithm.old_logprobs == "interpolate":
-        return interpolated_proximal(current, rows.column("engine"), rows.ages, rows.mask)
-    return current
-
-
 def _correction(algorithm: AlgorithmSettings, rows: Rows, old: Tensor) -> Correction:
-    """Computed over the whole batch beforehand, or here: what was the policy before the update, against the engine."""
+    """Computed over the whole batch beforehand, or here."""
     if "correction" in rows.columns:
         kept = rows.column("correction") != 0
         return Correction(rows.column("correction"), kept, {"rejected": (~kept).sum()})
-    train = rows.columns.get("proximal", rows.logprobs.detach()) if algorithm.old_logprobs == "engine" else old
-    advantages = rows.column("advantage")
+    train, advantages = weighed_logprobs(algorithm, old, rows.current), rows.column("advantage")
     tokens = OffPolicy(train, rows.column("engine"), advantages, rows.ages, rows.mask, rows.sequences)
     found = corrected(algorithm.correction, tokens)
     return Correction(found.weights, found.mask, {**found.sums, "rejected": (~found.mask).sum()})
@@ -147,10 +139,11 @@ def _surrogate(algorithm: AlgorithmSettings, rows: Rows, old: Tensor) -> tuple[T
             return loss, {}
 
 
-def _kl(algorithm: AlgorithmSettings, rows: Rows, old: Tensor) -> Tensor:
+def _kl(algorithm: AlgorithmSettings, rows: Rows) -> Tensor:
+    """Per token; the unbiased kind carries its own importance ratio, against who sampled the token."""
     reference = rows.column("reference")
     if algorithm.kl.kind == "unbiased":
-        return losses.unbiased_kl_penalty(rows.logprobs, old, reference, rows.mask)
+        return losses.unbiased_kl_penalty(rows.logprobs, rows.column("engine"), reference, rows.mask)
     return losses.kl_penalty(rows.logprobs, reference, rows.mask, algorithm.kl.kind)
 
 

@@ -6,7 +6,7 @@ several corrections can stand side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,14 +40,38 @@ def corrected(chosen: tuple[AnyCorrection, ...], tokens: OffPolicy) -> Correctio
     return corrections.combined(*found) if found else corrections.identity(tokens.mask)
 
 
-def with_weights(algorithm: AlgorithmSettings, sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """The whole batch's corrections as a column `correction` of the sequences: 0 where a token is rejected."""
+def old_logprobs(
+    algorithm: AlgorithmSettings, columns: Mapping[str, Tensor], current: Tensor, ages: Tensor, mask: Tensor
+) -> Tensor:
+    """log p of the policy that the ratio is taken against, detached. `current`: of the policy before the update, [T]."""
+    match algorithm.old_logprobs:
+        case "engine" | "kept":
+            return columns[algorithm.old_logprobs]
+        case "interpolate":
+            return corrections.interpolated_proximal(current, columns["engine"], ages, mask)
+        case _:
+            return current
+
+
+def weighed_logprobs(algorithm: AlgorithmSettings, old: Tensor, current: Tensor) -> Tensor:
+    """log p of the policy whose weight against the engine a correction bounds: the old one, or where the ratio itself is
+    taken against the engine the policy before the update."""
+    return current if algorithm.old_logprobs == "engine" else old
+
+
+def with_weights(
+    algorithm: AlgorithmSettings, sequences: Sequence[TrainSequence]
+) -> tuple[list[TrainSequence], dict[str, float]]:
+    """The whole batch's corrections as a column `correction` of the sequences, 0 where a token is rejected; and their sums."""
     batch = Batch.of(sequences)
-    train = batch.columns["kept" if algorithm.old_logprobs == "kept" else "proximal"]
-    ages = batch.columns["age"].long()
+    ages, current = batch.columns["age"].long(), batch.columns["proximal"]
+    old = old_logprobs(algorithm, batch.columns, current, ages, batch.mask)
+    train = weighed_logprobs(algorithm, old, current)
     tokens = OffPolicy(train, batch.columns["engine"], batch.planned, ages, batch.mask, batch.sequences)
-    pieces = corrected(algorithm.correction, tokens).weights.float().split([one.response_len for one in sequences])
-    return [one.with_columns(correction=piece.numpy().copy()) for one, piece in zip(sequences, pieces, strict=True)]
+    found = corrected(algorithm.correction, tokens)
+    pieces = found.weights.float().split([one.response_len for one in sequences])
+    weighed = [one.with_columns(correction=piece.numpy().copy()) for one, piece in zip(sequences, pieces, strict=True)]
+    return weighed, {name: float(value) for name, value in found.sums.items()}
 
 
 def _one(chosen: AnyCorrection, tokens: OffPolicy) -> Correction:

@@ -74,10 +74,11 @@ def _sequence(
 
 
 def _turn_columns(sample: Sample) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]]:
-    """Which turn each token belongs to, and that turn's own score; the execution's reward stands on its last turn where no
-    scores of turns were given."""
+    """Which turn each token belongs to, and that turn's own score; what the reward has besides stands on the last turn."""
     turns = sample.turns
     count = int(turns.max(initial=-1)) + 1
-    scores = sample.turn_rewards or [0.0] * (count - 1) + [sample.reward or 0.0] * (count > 0)
+    scores = list(sample.turn_rewards) or [0.0] * count
+    if scores:
+        scores[-1] += (sample.reward or 0.0) - sum(scores)
     own = np.asarray([*scores, 0.0], np.float32)[turns]  # the environment's tokens, -1, take the last entry
     return {"turn": turns.astype(np.float32), "turn_score": own}

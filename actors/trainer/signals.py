@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ class Signals:
     ) -> None:
         self._config, self._settings = config, config.algorithm
         self._passes, self._policy = passes, policy
-        build = lambda folder: FrozenModel(Path(folder), parallel, dtype, config.megatron)  # noqa: E731
+        build = partial(_frozen_model, config, parallel, dtype)
         self.reference = build(self._settings.reference.model or config.hf_folder) if _refers(config) else None
         self._teachers = {name: build(one.model) for name, one in self._settings.teachers.items()}
         for name, teacher in self._teachers.items():
@@ -51,6 +52,8 @@ class Signals:
                     f"teacher {name} ({self._settings.teachers[name].model}) has {teacher.vocab_size} token ids, the policy"
                     f" {policy.vocab_size}; expected the same vocabulary: take a teacher of the policy's family"
                 )
+        if self.reference is not None and self._settings.reference.update_every is not None:
+            _check_same_shape(self.reference, policy)
         keeps = self._settings.old_logprobs == "kept"
         self.kept = KeptWeights(KEPT_VERSIONS) if keeps else None
         self._scratch = build(config.hf_folder) if keeps else None
@@ -112,6 +115,23 @@ class Signals:
             for found, own, one in zip(self._frozen(self._scratch, sequences), result, sequences, strict=True):
                 own[one.columns[AGE] == age] = found[one.columns[AGE] == age]
         return result
+
+
+def _frozen_model(config: WorldConfig, parallel: Parallel, dtype: torch.dtype, folder: str) -> FrozenModel:
+    return FrozenModel(Path(folder), parallel, dtype, config.megatron)
+
+
+def _check_same_shape(reference: FrozenModel, policy: Model) -> None:
+    """Raises UnsupportedModel for a reference that cannot become the policy."""
+    own = {name: tuple(one.shape) for name, one in policy.module.named_parameters()}
+    other = {name: tuple(one.shape) for name, one in reference.weights().items()}
+    differing = sorted(name for name in own.keys() | other.keys() if own.get(name) != other.get(name))
+    if differing:
+        name = differing[0]
+        raise UnsupportedModel(
+            f"reference.model has {name} of shape {other.get(name)}, the policy {own.get(name)}; expected the policy's own"
+            " architecture, since reference.update_every makes it the policy: take such a model, or let it stay as it is"
+        )
 
 
 def _refers(config: WorldConfig) -> bool:

@@ -31,7 +31,7 @@ from physarum.actors.trainer.megatron.microbatch import MicrobatchTensors, micro
 from physarum.actors.trainer.megatron.model import build
 from physarum.actors.trainer.megatron.optimizer import Optimizer, OptimizerSettings
 from physarum.actors.trainer.minibatches import minibatches, pairs, plan_units
-from physarum.actors.trainer.objective import Rows, microbatch_loss, step_metrics
+from physarum.actors.trainer.objective import MAXIMUM, Rows, microbatch_loss, step_metrics
 from physarum.actors.trainer.off_policy import with_weights
 from physarum.actors.trainer.passes import Passes
 from physarum.actors.trainer.schedule import Outcome, run_microbatches
@@ -75,14 +75,21 @@ class Worker:
         self._signals.before_batch(number - 1)
         if number - 1 in self.config.optimizer_resets:
             self.optimizer.reset()
-        batch = self._prepared(sequences)
+        batch, weighed = self._prepared(sequences)
         parts = minibatches(batch, self._settings.minibatches)
         policy = [self._update(part, lr, first=place == 0) for place, part in enumerate(parts) if self._learns_policy]
-        found = _averaged(policy) | self._learn_values(parts, lr)
-        self._signals.after_batch(number)
-        seconds = time.perf_counter() - started
-        trained = sum(sequence.trained_tokens for sequence in batch)
-        return StepResult(found.get("loss", 0.0), found.get("grad_norm", 0.0), trained, len(batch), found, seconds)
+        found = _averaged(policy) | weighed | self._learn_values(parts, lr)
+        if policy:
+            self._signals.after_batch(number)
+        return StepResult(
+            loss=found.get("loss", 0.0),
+            grad_norm=found.get("grad_norm", 0.0),
+            tokens_trained=int(found.get("tokens", 0)),
+            sequences=len(batch),
+            metrics=found,
+            seconds=time.perf_counter() - started,
+            changed=bool(policy),
+        )
 
     @property
     def _learns_policy(self) -> bool:
@@ -93,10 +100,11 @@ class Worker:
         """Log-probability of every response token, one [R] per sequence, in order; collective."""
         return self._passes.logprobs(self.model, sequences, self.config.temperature)
 
-    def _prepared(self, sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-        """The batch with every signal, its advantages, and the weights of corrections that look at all of it."""
+    def _prepared(self, sequences: Sequence[TrainSequence]) -> tuple[list[TrainSequence], dict[str, float]]:
+        """The batch with every signal, its advantages, and the weights of corrections that look at all of it (their means
+        per trained token beside it)."""
         if self.config.objective == "sft":
-            return list(sequences)
+            return list(sequences), {}
         chosen = pairs(sequences) if self.config.objective == "dpo" else list(sequences)
         if not chosen:
             raise EmptyBatch(
@@ -104,9 +112,13 @@ class Worker:
             )
         batch = self._signals.complete(chosen, self._critic)
         if self.config.objective == "dpo":
-            return batch
+            return batch, {}
         batch = with_advantages(self._settings, batch)
-        return with_weights(self._settings, batch) if self._settings.weighs_whole_batch else batch
+        if not self._settings.weighs_whole_batch:
+            return batch, {}
+        batch, sums = with_weights(self._settings, batch)
+        tokens = sum(one.trained_tokens for one in batch)
+        return batch, {name: value / max(tokens, 1) for name, value in sums.items()}
 
     def _update(self, sequences: list[TrainSequence], lr: float | None, first: bool) -> dict[str, float]:
         """One optimizer step. A non-finite one raises NonFiniteStep if it is the batch's first, else it is passed over."""
@@ -216,9 +228,15 @@ class Worker:
 
 
 def _averaged(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of several optimizer steps: means, but counts add up."""
+    """Metrics of several optimizer steps: means, but counts add up and of maxima the largest counts."""
     found: dict[str, list[float]] = {}
     for one in steps:
         for name, value in one.items():
             found.setdefault(name, []).append(value)
-    return {name: sum(values) / (1 if name in _COUNTS else len(values)) for name, values in found.items()}
+    return {name: _joined(name, values) for name, values in found.items()}
+
+
+def _joined(name: str, values: list[float]) -> float:
+    if name.startswith(MAXIMUM):
+        return max(values)
+    return sum(values) / (1 if name in _COUNTS else len(values))

@@ -112,6 +112,24 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["trainer.algorithm.minibatches=64"],
             ["`trainer.algorithm.minibatches: 64` with `trainer.groups_per_batch: 16`"],
         ),
+        (
+            ["trainer.algorithm.correction=[tis, icepop]"],
+            ["corrections `tis` and `icepop` together", "each weighs by the same ratio"],
+        ),
+        (["trainer.algorithm.correction=[opsm, opsm]"], ["corrections `opsm` and `opsm` together"]),
+        (
+            ["trainer.algorithm.reference={update_every: 2}"],
+            ["`trainer.algorithm.reference` with `trainer.algorithm.kl.coef: 0`"],
+        ),
+        (
+            ["trainer.algorithm.critic={lr: 0.1}"],
+            ["`trainer.algorithm.critic` with `trainer.algorithm.advantage: grpo`", "advantage: gae`"],
+        ),
+        (["trainer.algorithm.reward_weight=0.5"], ["`trainer.algorithm.reward_weight: 0.5` with"]),
+        (
+            ["trainer.algorithm={advantage: turns, shaping: {scale: 2.0}}"],
+            ["`trainer.algorithm.shaping` with `trainer.algorithm.advantage: turns`"],
+        ),
         (["trainer.algorithm.hook_args={a: 1}"], ["`trainer.algorithm.hook_args` with `trainer.algorithm.advantage: grpo`"]),
         (["trainer.ranks=3", "trainer.tp=2"], ["`trainer.ranks: 3` with `tp * pp * cp` = 2 * 1 * 1 = 2", "multiple of 2"]),
         (

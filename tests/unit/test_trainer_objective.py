@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Dppo, IcePop, Kl
+from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Dppo, IcePop, Kl, M2po, Mis
 from physarum.actors.trainer.algorithms.sequences import Sequences
+from physarum.actors.trainer.batch import TrainSequence
 from physarum.actors.trainer.objective import Rows, microbatch_loss, step_metrics
+from physarum.actors.trainer.off_policy import with_weights
 
 LN2 = math.log(2)
 
@@ -87,6 +90,24 @@ def test_weights_of_the_whole_batch_take_the_place_of_the_microbatchs_own() -> N
     of = rows([-1.0, -1.0], engine=[-9.0, -9.0], correction=[0.5, 0.0])
     loss, metrics, _ = outcome(of, correction=(IcePop(),))
     assert (loss, metrics["rejected"]) == (pytest.approx(-0.25), 0.5)
+
+
+@pytest.mark.parametrize("old_logprobs", ["recompute", "engine", "interpolate", "kept"])
+def test_whole_batch_weights_are_those_of_the_microbatch(old_logprobs: str) -> None:
+    """A statistic of the whole batch that rejects nothing must change nothing: the same policies are compared."""
+    columns = {"proximal": [-1.25, -0.5], "kept": [-1.1, -0.7], "age": [2.0, 1.0]}
+    one = TrainSequence(
+        token_ids=np.zeros(3, np.int32), prompt_len=1, loss_mask=np.ones(2, np.bool_),
+        engine_logprobs=np.array([-1.5, -0.9], np.float32), advantage=1.0, execution=0,
+        columns={name: np.array(values, np.float32) for name, values in columns.items()},
+    )  # fmt: skip
+    chosen: tuple[Any, ...] = (Mis(mode="clip", low=0.1, high=10.0),)
+    settings = {"old_logprobs": old_logprobs, "correction": chosen}
+    expected = outcome(rows([-1.0, -0.5], engine=[-1.5, -0.9], **columns), **settings)[0]
+    (weighed,), sums = with_weights(AlgorithmSettings(**{**settings, "correction": (*chosen, M2po(threshold=1e6))}), [one])
+    given = {**columns, "correction": weighed.columns["correction"].tolist()}
+    assert outcome(rows([-1.0, -0.5], engine=[-1.5, -0.9], **given), **settings)[0] == pytest.approx(expected)
+    assert sums["mis_weight"] > 0 and sums["m2po_rejected"] == 0
 
 
 def test_a_loss_of_ones_own_gets_log_probabilities_and_columns() -> None:

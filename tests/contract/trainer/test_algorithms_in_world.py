@@ -84,6 +84,7 @@ def aged(batch: list[TrainSequence], age: int) -> list[TrainSequence]:
         {"correction": (IcePop(), Dppo(), M2po())},
         {"old_logprobs": "kept", "correction": (Tis(cap=Rule(base=1.0, decay=0.5, offset=1.0)),)},
         {"old_logprobs": "interpolate", "correction": ()},
+        {"old_logprobs": "interpolate", "correction": (Mis(normalize=True), M2po())},
         {"loss": "gspo", "reduction": "sequence"},
         {"loss": "gspo-token", "clip_low": 1e-3, "clip_high": 1e-3},
         {"loss": "sapo"},
@@ -199,10 +200,11 @@ def test_a_critic_learns_the_returns_and_its_state_is_kept(
 def test_a_critic_warms_up_while_the_policy_waits(start: Start, model_folder: Folder, make_batch: Batch) -> None:
     world = start(config(model_folder(), advantage="gae", critic=Critic(warmup_steps=2)))
     before = {name: tensor.clone() for name, tensor in world.export()}
-    world.step(make_batch())
-    world.step(make_batch())
+    assert not world.step(make_batch()).changed
+    assert world.step(make_batch()).tokens_trained == 0
     assert all(bool((tensor == before[name]).all()) for name, tensor in world.export())
-    assert world.step(make_batch()).grad_norm > 0
+    result = world.step(make_batch())
+    assert result.changed and result.grad_norm > 0
     assert any(bool((tensor != before[name]).any()) for name, tensor in world.export())
 
 
@@ -276,3 +278,9 @@ def test_an_optimizer_reset_makes_the_step_that_a_fresh_one_makes(
     fresh.step(make_batch(seed=3), number=3)
     for name, tensor in fresh.export():
         np.testing.assert_allclose(reset[name], tensor, atol=1e-7, err_msg=name)
+
+
+def test_a_reference_that_cannot_become_the_policy_is_refused_at_the_start(start: Start, model_folder: Folder) -> None:
+    reference = Reference(model=str(model_folder(tied=False)), update_every=1)
+    with pytest.raises(UnsupportedModel, match=r"reference.model has output_layer.weight of shape .* the policy None"):
+        start(config(model_folder(), kl=Kl(coef=0.1), reference=reference))
