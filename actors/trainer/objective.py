@@ -7,8 +7,8 @@ by counts happens once, for the whole batch, in `step_metrics`. Every microbatch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class Rows:
     """1 / denominator, see algorithms/reduction.py."""
     columns: Mapping[str, Tensor]
     sequences: Sequences
+    metadata: list[dict[str, Any]] = field(default_factory=list)
+    """Of each sequence: what a loss hook was promised."""
 
     def column(self, name: str) -> Tensor:
         return self.columns[name]
@@ -134,7 +136,14 @@ def _surrogate(algorithm: AlgorithmSettings, rows: Rows, old: Tensor) -> tuple[T
         case "sapo":
             return losses.sapo_loss(logprobs, old, advantages, mask)
         case hook:
-            columns = {**rows.columns, "old": old, "entropy": rows.entropy, "mask": mask}
+            columns: dict[str, Any] = {
+                **rows.columns,
+                "old": old,
+                "entropy": rows.entropy,
+                "mask": mask,
+                "sequence": rows.sequences.ids,
+            }
+            columns["metadata"] = rows.metadata
             loss: Tensor = load_hook(Hook(hook))(logprobs, columns, **algorithm.hook_args)
             return loss, {}
 

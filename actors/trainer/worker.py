@@ -221,7 +221,7 @@ class Worker:
         )
 
         def loss(logprobs: Tensor) -> Outcome:
-            rows = Rows(logprobs, entropy, batch.weights, batch.columns, batch.sequences)
+            rows = Rows(logprobs, entropy, batch.weights, batch.columns, batch.sequences, batch.metadata)
             return microbatch_loss(self.config.objective, self._settings, rows)
 
         return logprobs, loss

@@ -43,6 +43,8 @@ class MicrobatchTensors:
     """[N] float32 each: `engine`, `advantage`, and the sequences' further columns."""
     sequences: Sequences
     """Whose each of the N rows is; sequences are numbered as the caller gave them."""
+    metadata: list[dict[str, Any]]
+    """Of each sequence: what hooks were promised."""
 
 
 def microbatch_tensors(
@@ -86,6 +88,7 @@ def microbatch_tensors(
         weights=_on(device, found["weight"], torch.float32),
         columns={name: _on(device, found[name], torch.float32) for name in ("engine", "advantage", *names)},
         sequences=Sequences(_on(device, found["owner"], torch.int64), len(sequences)),
+        metadata=[sequence.metadata for sequence in sequences],
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
 from physarum.actors.trainer.algorithm_settings import (
@@ -284,3 +285,22 @@ def test_a_reference_that_cannot_become_the_policy_is_refused_at_the_start(start
     reference = Reference(model=str(model_folder(tied=False)), update_every=1)
     with pytest.raises(UnsupportedModel, match=r"reference.model has output_layer.weight of shape .* the policy None"):
         start(config(model_folder(), kl=Kl(coef=0.1), reference=reference))
+
+
+def test_a_loss_hook_gets_declared_metadata_and_knows_whose_each_row_is(
+    start: Start, model_folder: Folder, make_batch: Batch
+) -> None:
+    """Sequences that say so are left out: the others alone give the same gradient."""
+    batch = [replace(one, metadata={"use": index % 2 == 0}) for index, one in enumerate(make_batch())]
+    chosen = config(
+        model_folder(), loss=f"{__file__}:of_those_used", correction=(), reduction="constant", constant_tokens=8
+    )
+    found = start(replace(chosen, tokens_per_microbatch=64)).step(batch)
+    used = [replace(one, advantage=one.advantage if one.metadata["use"] else 0.0) for one in batch]
+    expected = start(replace(chosen, algorithm=replace(chosen.algorithm, loss="ppo"))).step(used)
+    assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+
+
+def of_those_used(logprobs: Any, columns: dict[str, Any]) -> Any:
+    use = torch.tensor([one["use"] for one in columns["metadata"]])[columns["sequence"]]
+    return -logprobs * columns["advantage"] * use
