@@ -22,7 +22,7 @@ from physarum.actors.context import Context
 from physarum.actors.leadership import leading
 from physarum.actors.policy_engines import policy_group, served_versions
 from physarum.actors.runtime import Actor
-from physarum.actors.source.admission import admission_limit, has_room
+from physarum.actors.source.admission import Sizes, admitted_groups, has_room
 from physarum.actors.source.choice import Choice
 from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.cursor import Picked
@@ -35,6 +35,7 @@ from physarum.actors.states import EvalScore, SourcePosition
 from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.wire import publish_task
 from physarum.bus.lease import Lease
+from physarum.bus.ledger import RefillRecord
 from physarum.bus.presence import Roster
 from physarum.bus.records import Task
 from physarum.configs.data_files import RowError
@@ -54,7 +55,7 @@ class SourceActor(Actor):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._source = self.config.source
-        self._limit = admission_limit(self.config)
+        self._groups = admitted_groups(self.config)
         self._pace = self._make_pace()
         self._engines: Roster | None = None
         chosen = self._source.curriculum
@@ -78,10 +79,8 @@ class SourceActor(Actor):
                     helper.cancel()
 
     def _make_pace(self) -> Pace | None:
-        if self.config.age.of(self._source.name).admission != "pace":
-            return None
-        assert self._limit is not None  # only `free` has none
-        return Pace(self._limit, self._source.group_size)
+        age = self.config.age.of(self._source.name)
+        return Pace(age.bound, self.config.trainer.groups_per_batch) if age.admission == "pace" else None
 
     @contextlib.asynccontextmanager
     async def _watching_engines(self) -> AsyncIterator[None]:
@@ -145,7 +144,6 @@ class SourceActor(Actor):
             await self.context.resumed.wait()
             if await unless_draining(self.context, self._wait_for_room()) is None:
                 return
-            await self._learn()
             if self._followers.refills:
                 await self._refill()
                 continue
@@ -160,24 +158,30 @@ class SourceActor(Actor):
         """The curriculum's state moves with the ledger, and is stored before anything is issued under it."""
         if self._lessons is None:
             return
-        moved = self._lessons.advanced(self._keeper.current, self._followers.disposals.oldest_out)
+        moved = await asyncio.to_thread(self._lessons.advanced, self._keeper.current, self._followers.oldest_needed)
         if moved is not None:
             await self._keeper.move(moved)
 
     async def _wait_for_room(self) -> bool:
-        """Until a group may be issued, or a refill is asked for (it takes the room of the task that died)."""
+        """Until a group may be issued, or a refill is asked for (it takes the room of the task that died).
+
+        The curriculum learns before each look: what it makes of the next group decides how much room that needs."""
         changed = self._followers.changed
-        while not self._followers.refills and not self._has_room():
+        while True:
             changed.clear()
+            await self._learn()
+            oldest = self._followers.disposals.oldest_out
+            sizes = await asyncio.to_thread(self._choice.sizes, self._keeper.current, oldest)
+            if self._followers.refills or self._has_room(sizes):
+                return True
             self._report()
             await changed.wait()
-        return True
 
-    def _has_room(self) -> bool:
+    def _has_room(self, sizes: Sizes) -> bool:
         done = self._followers.disposals
         if self._pace is None:
-            return has_room(self._issued, done.count, self._choice.group_size(self._keeper.current), self._limit)
-        return self._pace.has_room(self._issued, done.dead_count, done.oldest_out, self._base())
+            return has_room(self._issued, done.count, sizes, self._groups)
+        return self._pace.has_room(self._issued, done.dead_count, done.oldest_out, self._base(), sizes)
 
     def _base(self) -> int:
         assert self._pace is not None
@@ -190,10 +194,11 @@ class SourceActor(Actor):
         return self._keeper.current.issued + self._keeper.current.refills
 
     async def _refill_for_ever(self) -> None:
-        """After the last row: refills may still be asked for."""
+        """After the last row: refills may still be asked for, and the curriculum learns on (more epochs may follow)."""
         changed = self._followers.changed
         while True:
             changed.clear()
+            await self._learn()
             while self._followers.refills:
                 await self._refill()
             await changed.wait()
@@ -204,20 +209,10 @@ class SourceActor(Actor):
         current = self._keeper.current
         if sequence <= current.refilled_through:
             return
-        epoch, index = (int(part) for part in record.group.rsplit("/", 2)[1:])
-        first = record.ordinal - record.member
-        row = await asyncio.to_thread(self._choice.again, current, first, epoch, index)
-        task = refill_task(
-            row,
-            record,
-            run=self.bus.run,
-            group_size=self._choice.group_size_at(current, first),
-            sampling=self._choice.sampling(current, first),
-            pin=self._pin(),
-        )
+        task = await asyncio.to_thread(self._again, record, self._pin())
         await publish_task(self.context, task)
         await self._keeper.move(
-            msgspec.structs.replace(self._keeper.current, refills=current.refills + 1, refilled_through=sequence)
+            msgspec.structs.replace(current, refills=current.refills + 1, refilled_through=sequence)
         )
         _log.warning(
             "%s member %d is issued again as attempt %d (%s)",
@@ -228,22 +223,39 @@ class SourceActor(Actor):
         )
         self._report()
 
+    def _again(self, record: RefillRecord, pin: int | None) -> Task:
+        """Reads files and calls hooks."""
+        current, first = self._keeper.current, record.ordinal - record.member
+        epoch, index = (int(part) for part in record.group.rsplit("/", 2)[1:])
+        return refill_task(
+            self._choice.again(current, first, epoch, index),
+            record,
+            run=self.bus.run,
+            group_size=self._choice.group_size_at(current, first),
+            sampling=self._choice.sampling(current, first),
+            pin=pin,
+        )
+
     def _pin(self) -> int | None:
         """In ordered mode, the number of the weights that must make the tokens of what is issued now."""
         return self._followers.numbers.current if self.config.trainer.ordered else None
 
-    async def _issue(self, picked: Picked) -> None:
+    def _tasks(self, picked: Picked, pin: int | None) -> list[Task]:
+        """Calls hooks."""
         current = self._keeper.current
-        tasks = group_tasks(
+        return group_tasks(
             picked.row,
             run=self.bus.run,
             source=self._source.name,
             place=f"{picked.epoch}/{picked.index}",
             first_ordinal=current.issued,
-            group_size=self._choice.group_size(current),
+            group_size=self._choice.group_size_at(current, current.issued),
             sampling=self._choice.sampling(current, current.issued),
-            pin=self._pin(),
+            pin=pin,
         )
+
+    async def _issue(self, picked: Picked) -> None:
+        tasks = await asyncio.to_thread(self._tasks, picked, self._pin())
         try:
             check_travels(tasks[0], self.bus.client.max_payload)
         except RowError as error:

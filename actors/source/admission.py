@@ -3,7 +3,9 @@
 `free`: as many as the streams hold. `pace`: see pace.py.
 
 `count`: a group is issued only while issued - disposed + group_size <= (age.bound + 1) * groups_per_batch * group_size
-(staleness control by counting, AReaL, arXiv 2505.24298, eq. 3). Disposed are the tasks whose executions were trained,
+(staleness control by counting, AReaL, arXiv 2505.24298, eq. 3). The group size on the right is the largest of the next
+group and those that are out: a batch counts groups, so whatever a curriculum changes, `groups_per_batch` of them fit.
+Disposed are the tasks whose executions were trained,
 masked or dropped by a surviving step, or that are dead. Tasks are counted, not executions: two executions of one task
 dispose of it once. A rollback brings the tasks of the steps that it voids back under way; it never goes behind the last
 durable checkpoint, so that what is remembered step by step is only what came after that.
@@ -115,14 +117,19 @@ def _union(into: Tasks, tasks: Tasks) -> int:
     return new
 
 
-def admission_limit(config: RootConfig) -> int | None:
-    """Tasks that may be under way; None when only the size of TASKS bounds them."""
+class Sizes(NamedTuple):
+    """Tasks of the next group, and of the largest group of it and those that are out."""
+
+    following: int
+    largest: int
+
+
+def admitted_groups(config: RootConfig) -> int | None:
+    """Groups that may be under way; None when only the size of TASKS bounds them."""
     age = config.age.of(config.source.name)
-    if age.admission == "free":
-        return None
-    return (age.bound + 1) * config.trainer.groups_per_batch * config.source.group_size
+    return None if age.admission == "free" else (age.bound + 1) * config.trainer.groups_per_batch
 
 
-def has_room(issued: int, disposed: int, group_size: int, limit: int | None) -> bool:
-    """Whether one more group may be issued."""
-    return limit is None or issued - disposed + group_size <= limit
+def has_room(issued: int, disposed: int, sizes: Sizes, groups: int | None) -> bool:
+    """Whether one more group may be issued where `groups` may be under way. `issued`, `disposed`: tasks."""
+    return groups is None or issued - disposed + sizes.following <= groups * sizes.largest

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from physarum.actors.source.admission import Sizes
 from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.cursor import Picked, RowCursor
+from physarum.actors.source.errors import ChangedCurriculumError
 from physarum.actors.source.rows import RowStream
 from physarum.actors.source.tasks import sampling_parameters
 from physarum.actors.states import SourcePosition
@@ -19,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Choice:
-    """Of one source; `pick` and `again` read files or call hooks: keep them off the event loop."""
+    """Of one source; its methods read files or call hooks: keep them off the event loop."""
 
     def __init__(self, config: RootConfig, rows: RowStream, position: SourcePosition, lessons: Lessons | None) -> None:
         self._source, self._rows, self._lessons = config.source, rows, lessons
@@ -42,20 +44,29 @@ class Choice:
         return None
 
     def again(self, position: SourcePosition, ordinal: int, epoch: int, index: int) -> dict[str, Any]:
-        """The row as it was issued under `ordinal`."""
+        """The row as it was issued under `ordinal`. Raises StageGoneError or ChangedCurriculumError."""
         row = self._rows.row(epoch, index)
         if self._lessons is None:
             return row
         found = self._lessons.row(position, ordinal, epoch, index, row)
-        assert found is not None, "what a stage issued it does not skip"
+        if found is None:
+            raise ChangedCurriculumError(
+                f"the curriculum skips row {epoch}/{index}, which it let be issued under the same state (ordinal {ordinal});"
+                " expected a pure function of state and row. Correct `source.curriculum`"
+            )
         return found
 
-    def group_size(self, position: SourcePosition) -> int:
-        """Of the next group."""
-        return self.group_size_at(position, position.issued)
+    def sizes(self, position: SourcePosition, oldest: int) -> Sizes:
+        """`oldest`: the first ordinal that is out."""
+        following = self.group_size_at(position, position.issued)
+        if self._lessons is None or not position.stages:
+            return Sizes(following, following)
+        return Sizes(
+            following, max(size or self._source.group_size for size in self._lessons.group_sizes(position, oldest))
+        )
 
     def group_size_at(self, position: SourcePosition, ordinal: int) -> int:
-        """Of the group whose first task has `ordinal`."""
+        """Of the group that the task with `ordinal` belongs to."""
         chosen = self._lessons.group_size(position, ordinal) if self._lessons is not None and position.stages else None
         return self._source.group_size if chosen is None else chosen
 

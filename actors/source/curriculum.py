@@ -8,23 +8,28 @@ to the same rows. A plan is observed once: plans are recorded once and replayed 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any
 
 import msgspec
 
+from physarum.actors.source.errors import StageGoneError
 from physarum.actors.states import CurriculumStage, SourcePosition
 from physarum.agents.protocols import Curriculum, Outcome
 from physarum.bus.ledger import Dropped, Numbered, Planned, PlanRecord
 from physarum.configs.hooks import load_hook
 from physarum.configs.source import CurriculumConfig
 
+_log = logging.getLogger(__name__)
+
 _JUDGED = ("filtered", "over_age", "incomplete")
 """Reasons of drops whose reward says something of their task."""
 
 
 class Lessons:
-    """One source's curriculum and the plans that it has yet to observe."""
+    """One source's curriculum and the plans that it has yet to observe. All but `record` calls the user's hook: keep it off
+    the event loop."""
 
     def __init__(self, chosen: CurriculumConfig, source: str, seed: int) -> None:
         self._hook: Curriculum = load_hook(chosen.hook)(seed, **chosen.args)  # type: ignore[operator]
@@ -36,11 +41,13 @@ class Lessons:
         if isinstance(item.record, PlanRecord):
             self._plans.append((item.sequence, item.record))
 
-    def advanced(self, position: SourcePosition, oldest_out: int) -> SourcePosition | None:
-        """The position with what was recorded since folded in; None where nothing was. Store it before issuing more."""
+    def advanced(self, position: SourcePosition, oldest: int) -> SourcePosition | None:
+        """The position with what was recorded since folded in; None where nothing was. Store it before issuing more.
+
+        `oldest`: the first ordinal that may be issued again, or whose outcome is still to come."""
         stages, through = list(position.stages), position.observed_through
         if not stages:
-            stages = [CurriculumStage(position.issued, self._hook.initial())]
+            stages = [CurriculumStage(0, self._hook.initial())]
         while self._plans:
             sequence, plan = self._plans.popleft()
             if sequence <= through:
@@ -51,7 +58,7 @@ class Lessons:
                 stages.append(CurriculumStage(position.issued, state))
         if through == position.observed_through and position.stages:
             return None
-        return msgspec.structs.replace(position, stages=_needed(stages, oldest_out), observed_through=through)
+        return msgspec.structs.replace(position, stages=_needed(stages, oldest), observed_through=through)
 
     def row(
         self, position: SourcePosition, ordinal: int, epoch: int, index: int, row: dict[str, Any]
@@ -60,9 +67,15 @@ class Lessons:
         return self._hook.row(_state_at(position.stages, ordinal), epoch, index, row)
 
     def group_size(self, position: SourcePosition, ordinal: int) -> int | None:
+        """Of the group that `ordinal` belongs to; None: as configured."""
         return self._hook.group_size(_state_at(position.stages, ordinal))
 
+    def group_sizes(self, position: SourcePosition, oldest: int) -> list[int | None]:
+        """Of every stage under which `oldest` or a later task was issued."""
+        return [self._hook.group_size(stage.state) for stage in _needed(position.stages, oldest)]
+
     def sampling(self, position: SourcePosition, ordinal: int) -> dict[str, Any]:
+        """Laid over what is configured."""
         return dict(self._hook.sampling(_state_at(position.stages, ordinal)))
 
     def _outcomes(self, plan: PlanRecord, stages: list[CurriculumStage]) -> list[Outcome]:
@@ -71,15 +84,21 @@ class Lessons:
         for place in (*plan.executions, *(gone for gone in plan.dropped if gone.reason in _JUDGED)):
             if place.source == self._source and place.reward is not None:
                 groups.setdefault(_group_of(place), []).append(place)
-        return [self._outcome(name, members, plan.at_number, stages) for name, members in groups.items()]
+        found = (_outcome(name, members, plan.at_number, stages) for name, members in groups.items())
+        return [one for one in found if one is not None]
 
-    def _outcome(
-        self, name: str, members: list[Planned | Dropped], number: int, stages: list[CurriculumStage]
-    ) -> Outcome:
-        epoch, index = (int(part) for part in name.rsplit("/", 2)[1:])
-        first = min(one.ordinal for one in members)
-        rewards = [one.reward for one in members if one.reward is not None]
-        return Outcome(epoch=epoch, index=index, state=_state_at(stages, first), rewards=rewards, number=number)
+
+def _outcome(name: str, members: list[Planned | Dropped], number: int, stages: list[CurriculumStage]) -> Outcome | None:
+    """None for a group that comes after its stage was forgotten: a task that was given up and sent on its way by hand."""
+    epoch, index = (int(part) for part in name.rsplit("/", 2)[1:])
+    first = min(one.ordinal for one in members)
+    rewards = [one.reward for one in members if one.reward is not None]
+    try:
+        state = _state_at(stages, first)
+    except StageGoneError as error:
+        _log.warning("the curriculum learns nothing from group %s, which had been given up: %s", name, error)
+        return None
+    return Outcome(epoch=epoch, index=index, state=state, rewards=rewards, number=number)
 
 
 def _group_of(place: Planned | Dropped) -> str:
@@ -87,16 +106,23 @@ def _group_of(place: Planned | Dropped) -> str:
 
 
 def _state_at(stages: list[CurriculumStage], ordinal: int) -> Any:
-    """Of the newest stage that began at or before `ordinal`."""
-    return next((stage.state for stage in reversed(stages) if stage.first <= ordinal), stages[0].state)
+    """Of the newest stage that began at or before `ordinal`. Raises StageGoneError."""
+    for stage in reversed(stages):
+        if stage.first <= ordinal:
+            return stage.state
+    raise StageGoneError(
+        f"ordinal {ordinal} was issued under a stage of the curriculum that the source's position no longer holds; it holds"
+        f" those from ordinals {[stage.first for stage in stages]} on. Go on from a checkpoint of before, or without"
+        " `source.curriculum`"
+    )
 
 
-def _needed(stages: list[CurriculumStage], oldest_out: int) -> list[CurriculumStage]:
-    """The newest of those that began at the same ordinal, from the one on under which the oldest task out was issued."""
+def _needed(stages: list[CurriculumStage], oldest: int) -> list[CurriculumStage]:
+    """The newest of those that began at the same ordinal, from the one on under which `oldest` was issued."""
     newest = [
         stage
         for stage, later in zip(stages, [*stages[1:], None], strict=True)
         if later is None or later.first > stage.first
     ]
-    begun = [place for place, stage in enumerate(newest) if stage.first <= oldest_out]
+    begun = [place for place, stage in enumerate(newest) if stage.first <= oldest]
     return newest[begun[-1] if begun else 0 :]

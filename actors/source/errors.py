@@ -16,3 +16,11 @@ class EpochEndError(Exception):
 
 class BlankRowError(RowError):
     """A blank line: no row, and nothing wrong."""
+
+
+class StageGoneError(UnrecoverableError):
+    """A curriculum is asked about a task whose stage it does not know: the position does not hold what was issued."""
+
+
+class ChangedCurriculumError(UnrecoverableError):
+    """A curriculum skips a row that it has let be issued under the same state: it is no pure function."""

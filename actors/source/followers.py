@@ -11,6 +11,7 @@ from typing import Final
 from physarum.actors.context import Context
 from physarum.actors.dead_letters import DeadTask, dead_task
 from physarum.actors.source.admission import Disposals
+from physarum.actors.source.askable import Askable
 from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.pace import Pace
 from physarum.actors.source.pinning import Numbers
@@ -31,9 +32,15 @@ class Followers:
         self._pace = pace
         self._lessons = lessons
         self.disposals = Disposals(source)
+        self._askable = Askable(source, context.config.groups.refills)
         self.numbers = Numbers()
         self.changed = asyncio.Event()
         self.refills: deque[tuple[int, RefillRecord]] = deque()
+
+    @property
+    def oldest_needed(self) -> int:
+        """The first ordinal that may be issued again: it was asked for and is not issued yet, or may still be asked for."""
+        return min((self._askable.oldest, *(record.ordinal - record.member for _, record in self.refills)))
 
     async def follow_ledger(self) -> None:
         """Never returns. Raises LogGapError when the ledger lost records."""
@@ -53,6 +60,7 @@ class Followers:
 
     def _record(self, item: Numbered) -> None:
         self.disposals.record(item)
+        self._askable.record(item)
         self.numbers.record(item)
         if self._lessons is not None:
             self._lessons.record(item)
@@ -69,6 +77,7 @@ class Followers:
             self.disposals.dead_unnamed()
         elif task.source == self._source:
             self.disposals.dead(task.ordinal, task.attempt)
+            self._askable.dead(task.ordinal, task.attempt)
 
     def _notify(self, entries: int) -> None:
         if entries:

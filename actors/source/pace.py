@@ -6,9 +6,11 @@ So a group is issued only while
 
     issued - base(oldest task out) + group_size <= (age.bound + 1) * groups_per_batch * group_size
 
-which is `count` (base: trained by now) with the clock of the oldest task. `base` is what had been trained at the number
+(group_size on the right: the largest of the next group and those that are out, as in admission.py), which is `count` (base:
+trained by now) with the clock of the oldest task. `base` is what had been trained at the number
 that the slowest engine *served*, so that a publication that takes long counts too. The price: generation waits for
-stragglers. Dead tasks count as never issued. A group that lost members counts as less than it is: then the trainer masks.
+stragglers. What one step needs may be out whatever the oldest task's clock: no step can go past it without it. Dead tasks
+count as never issued. A group that lost members counts as less than it is: then the trainer masks.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from physarum.actors.source.admission import Sizes
 from physarum.bus.ledger import Numbered, RollbackRecord, StepRecord
 from physarum.bus.version import Fork, Version, effective_number
 
@@ -33,10 +36,10 @@ class _Mark(NamedTuple):
 
 
 class Pace:
-    """One source's clock. `limit`: (bound + 1) batches, in tasks."""
+    """One source's clock: `bound` and `groups_per_batch` as configured."""
 
-    def __init__(self, limit: int, group_size: int) -> None:
-        self._limit, self._group_size = limit, group_size
+    def __init__(self, bound: int, groups_per_batch: int) -> None:
+        self._bound, self._groups_per_batch = bound, groups_per_batch
         self._marks: deque[_Mark] = deque([_Mark(0, 0, 0)], maxlen=_MARKS)
         self._forks: tuple[Fork, ...] = ()
         self._issued: deque[tuple[int, int]] = deque()
@@ -70,16 +73,19 @@ class Pace:
             self._issued.pop()
         self._issued.append((through, base))
 
-    def has_room(self, issued: int, dead: int, oldest: int, base: int) -> bool:
+    def has_room(self, issued: int, dead: int, oldest: int, base: int, sizes: Sizes) -> bool:
         """Whether a group may be issued at `base`. `issued`, `dead`: tasks; `oldest`: the first ordinal that is neither
         trained, masked, dropped nor dead."""
-        clock = min(base, self._base_of(oldest, dead, base))
-        return issued - dead - clock + self._group_size <= self._limit
+        batch = self._groups_per_batch * sizes.largest
+        limit = (self._bound + 1) * batch
+        clock = min(base, self._base_of(oldest, dead, base, limit))
+        within = issued - dead + sizes.following
+        return within - clock <= limit or within - base <= batch
 
-    def _base_of(self, oldest: int, dead: int, now: int) -> int:
+    def _base_of(self, oldest: int, dead: int, now: int, limit: int) -> int:
         """When the task was issued; for one that an earlier source issued, the earliest that its admission allowed."""
         while self._issued and self._issued[0][0] <= oldest:
             self._known_from = self._issued.popleft()[0]
         if oldest < self._known_from:
-            return max(0, oldest + self._group_size - dead - self._limit)
+            return max(0, oldest + 1 - dead - limit)
         return self._issued[0][1] if self._issued else now
