@@ -50,8 +50,10 @@ COMMANDS = {
     "replay": ("replay", "small", "--no-start"),
 }
 
+FURTHER = ["unfinished", "bus/endpoint.json"]
 
-@pytest.mark.parametrize("where", ["unfinished", "bus/server.json", "bus/endpoint.json"])
+
+@pytest.mark.parametrize("where", ["bus/server.json", *(pytest.param(one, marks=pytest.mark.slow) for one in FURTHER)])
 @pytest.mark.parametrize("tool", COMMANDS)
 def test_a_run_whose_maker_was_killed_is_no_run_and_is_made_anew(runs: Runs, tool: str, where: str) -> None:
     runs.json("export", "small", "out.jsonl")
@@ -66,6 +68,7 @@ def test_a_run_whose_maker_was_killed_is_no_run_and_is_made_anew(runs: Runs, too
     assert (account["issued"], account["imbalance"], account["double_trained"]) == (10, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_recorder_that_is_killed_again_and_again_loses_nothing(runs: Runs) -> None:
     settings = (
         "run.name=rec",
