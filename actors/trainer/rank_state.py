@@ -20,25 +20,28 @@ FORMAT = 2
 """Grows when the layout of the tree changes."""
 
 
-def save_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel) -> None:
-    """Write this rank's share into `folder` (created if missing); replicas of a share are written once."""
+def save_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str = "") -> None:
+    """Write this rank's share into `folder` (created if missing); replicas of a share are written once.
+
+    `prefix` of the files' names tells several models apart; a checkpoint has no folders below its own.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StateNotWritten(f"cannot make folder {folder} ({error}); expected a writable place for it") from error
     identity = _identity(model, optimizer, parallel)
-    write_state({"identity": identity, "rng": _rng_states()}, folder, f"rng-{parallel.rank:04d}")
+    write_state({"identity": identity, "rng": _rng_states()}, folder, f"{prefix}rng-{parallel.rank:04d}")
     share = parallel.rank if identity["sharded"] else parallel.first_replica
     if share == parallel.rank:
         tree = {"identity": identity, "model": _model_tensors(model), "optimizer": _optimizer_tree(model, optimizer)}
-        write_state(tree, folder, _share_name(share))
+        write_state(tree, folder, prefix + _share_name(share))
 
 
-def load_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel) -> None:
+def load_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str = "") -> None:
     """Inverse of `save_rank`. Raises StateMismatch before anything is changed."""
     identity = _identity(model, optimizer, parallel)
-    share = read_state(folder, _share_name(parallel.rank if identity["sharded"] else parallel.first_replica))
-    rng = read_state(folder, f"rng-{parallel.rank:04d}")
+    share = read_state(folder, prefix + _share_name(parallel.rank if identity["sharded"] else parallel.first_replica))
+    rng = read_state(folder, f"{prefix}rng-{parallel.rank:04d}")
     for tree in (share, rng):
         if tree["identity"] != identity:
             raise StateMismatch(

@@ -38,7 +38,7 @@ from physarum.actors.trainer.schedule import Outcome, run_microbatches
 from physarum.actors.trainer.signals import Signals, needed_columns
 from physarum.actors.trainer.world_config import WorldConfig
 
-_CRITIC = "critic"
+_CRITIC = "critic-"
 _REFERENCE = "reference"
 _COUNTS = ("tokens", "pairs", "minibatches_refused", "critic_refused")
 
@@ -163,7 +163,7 @@ class Worker:
         """Write this rank's share of the training state."""
         rank_state.save_rank(folder, self.model, self.optimizer, self.parallel)
         if self._critic is not None:
-            rank_state.save_rank(folder / _CRITIC, self._critic.model, self._critic.optimizer, self.parallel)
+            rank_state.save_rank(folder, self._critic.model, self._critic.optimizer, self.parallel, _CRITIC)
         if self._moving_reference is not None:
             rank_state.save_weights(folder, _REFERENCE, self._moving_reference.weights(), self.parallel)
 
@@ -171,7 +171,7 @@ class Worker:
         """Restore this rank's share. Raises StateMismatch."""
         rank_state.load_rank(folder, self.model, self.optimizer, self.parallel)
         if self._critic is not None:
-            rank_state.load_rank(folder / _CRITIC, self._critic.model, self._critic.optimizer, self.parallel)
+            rank_state.load_rank(folder, self._critic.model, self._critic.optimizer, self.parallel, _CRITIC)
         if self._moving_reference is not None:
             self._moving_reference.load(rank_state.load_weights(folder, _REFERENCE, self.parallel))
 

@@ -190,6 +190,7 @@ def test_a_critic_learns_the_returns_and_its_state_is_kept(
     assert seen[-1]["critic_loss"] < 0.7 * seen[0]["critic_loss"]
     assert seen[-1]["explained_variance"] > seen[0]["explained_variance"]
     world.save(tmp_path)
+    assert all(path.is_file() for path in tmp_path.iterdir()), "a checkpoint is digested file by file, without folders"
     expected = world.step(batch, number=13)
     resumed = start(chosen)
     resumed.load(tmp_path)
