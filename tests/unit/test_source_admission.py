@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physarum.actors.source.admission import Disposals, has_room
+from physarum.actors.source.admission import Disposals, Sizes, has_room
 from physarum.bus.ledger import Dropped, Numbered, Planned, PlanRecord, RollbackRecord, StepRecord
 
 
@@ -105,11 +105,11 @@ def test_the_dead_stay_dead_over_a_rollback() -> None:
 
 def test_room_is_for_whole_groups() -> None:
     # bound 1, 2 groups of 4 per batch: (1 + 1) * 2 * 4 = 16
-    assert has_room(issued=12, disposed=0, group_size=4, limit=16)
-    assert not has_room(issued=13, disposed=0, group_size=4, limit=16)
-    assert not has_room(issued=16, disposed=3, group_size=4, limit=16)
-    assert has_room(issued=16, disposed=4, group_size=4, limit=16)
-    assert has_room(issued=10**9, disposed=0, group_size=4, limit=None)
+    assert has_room(issued=12, disposed=0, sizes=Sizes(4, 4), groups=4)
+    assert not has_room(issued=13, disposed=0, sizes=Sizes(4, 4), groups=4)
+    assert not has_room(issued=16, disposed=3, sizes=Sizes(4, 4), groups=4)
+    assert has_room(issued=16, disposed=4, sizes=Sizes(4, 4), groups=4)
+    assert has_room(issued=10**9, disposed=0, sizes=Sizes(4, 4), groups=None)
 
 
 @given(
@@ -131,7 +131,7 @@ def test_a_first_in_first_out_trainer_never_sees_a_group_older_than_the_bound(
             number += 1
             disposals.record(plan(number, [ordinal for ordinal, _ in batch]))
             disposals.record(step(number, number))
-        elif has_room(issued, disposals.count, group_size, limit):
+        elif has_room(issued, disposals.count, Sizes(group_size, group_size), (bound + 1) * groups):
             waiting += [(issued + member, number) for member in range(group_size)]
             issued += group_size
         assert issued - disposals.count <= limit
@@ -155,3 +155,19 @@ def test_the_count_equals_a_recount_of_the_surviving_steps(data: st.DataObject) 
             disposals.record(rollback(epoch, last_plan))
             alive = [entry for entry in alive if entry[0] <= last_plan]
         assert disposals.count == len(set().union(*(ordinals for _, ordinals in alive)))
+
+
+@given(st.integers(0, 2), st.integers(1, 4), st.lists(st.integers(1, 6), min_size=30, max_size=30))
+def test_groups_of_any_sizes_never_leave_the_trainer_without_a_batch(
+    bound: int, groups: int, group_sizes: list[int]
+) -> None:
+    """Stages grow and shrink; whenever fewer groups are out than a batch has, the next one is let out."""
+    issued = disposed = 0
+    out: list[int] = []
+    for size in group_sizes:
+        while not has_room(issued, disposed, Sizes(size, max([size, *out])), (bound + 1) * groups):
+            assert len(out) >= groups, f"{out} are out, a batch has {groups} groups, and one of {size} has no room"
+            disposed += sum(out[:groups])
+            out = out[groups:]
+        issued += size
+        out.append(size)

@@ -10,6 +10,7 @@ import pytest
 
 from physarum.actors.source.curricula import DifficultyWindow, Stages
 from physarum.actors.source.curriculum import Lessons
+from physarum.actors.source.errors import StageGoneError
 from physarum.actors.states import CurriculumStage, SourcePosition
 from physarum.agents.protocols import Outcome
 from physarum.bus.codec import decode, encode
@@ -63,7 +64,7 @@ def position(issued: int, **more: Any) -> SourcePosition:
 
 def test_the_state_is_stored_before_it_is_used_and_only_when_it_moved() -> None:
     taught = lessons()
-    first = taught.advanced(position(0), oldest_out=0)
+    first = taught.advanced(position(0), oldest=0)
     assert first is not None and first.stages == [CurriculumStage(0, 0)]
     assert taught.advanced(first, 0) is None
     taught.record(Numbered(7, plan(planned(0, 0), planned(0, 1))))
@@ -87,7 +88,7 @@ def test_stages_that_no_task_needs_are_forgotten() -> None:
     taught = lessons()
     there = position(20, stages=[CurriculumStage(0, 0), CurriculumStage(6, 4), CurriculumStage(12, 5)])
     taught.record(Numbered(1, plan(planned(0, 0))))
-    moved = taught.advanced(there, oldest_out=13)
+    moved = taught.advanced(there, oldest=13)
     assert moved is not None and moved.stages == [CurriculumStage(12, 5), CurriculumStage(20, 6)]
 
 
@@ -187,3 +188,21 @@ def test_stages_switch_at_a_version_and_solved_rows_are_left_out() -> None:
 def test_stages_that_do_not_ascend_from_zero_are_refused(begins: list[int]) -> None:
     with pytest.raises(ValueError, match="expected ascending ones, the first 0"):
         Stages(0, stages=[{"from_version": begin} for begin in begins])
+
+
+def test_a_task_whose_stage_was_forgotten_is_an_error_by_name_and_no_other_row() -> None:
+    taught = lessons()
+    there = position(20, stages=[CurriculumStage(6, 4), CurriculumStage(12, 5)])
+    with pytest.raises(StageGoneError, match=r"ordinal 3 .*from ordinals \[6, 12\] on"):
+        taught.row(there, 3, 0, 1, {})
+    taught.record(Numbered(1, plan(planned(0, 3), planned(1, 7))))
+    taught.advanced(there, 6)
+    assert [one.index for one in taught._hook.seen] == [1]  # type: ignore[attr-defined]
+
+
+def test_the_sizes_are_those_of_every_stage_that_is_still_out() -> None:
+    taught = lessons()
+    there = position(20, stages=[CurriculumStage(0, 30), CurriculumStage(6, 4), CurriculumStage(12, 5)])
+    assert taught.group_sizes(there, 0) == [32, 6, 7]
+    assert taught.group_sizes(there, 7) == [6, 7]
+    assert taught.group_sizes(there, 12) == [7]
