@@ -7,7 +7,7 @@ once within the server's window, and recognised by its reader beyond it.
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,7 +15,14 @@ from physarum.actors.context import Context
 from physarum.bus import names
 from physarum.bus.blobs import BlobRef, digest
 from physarum.bus.codec import decode, encode
-from physarum.bus.errors import BlobAlteredError, BlobMissingError, CodecError, RecordError
+from physarum.bus.errors import (
+    BlobAlteredError,
+    BlobMissingError,
+    BlobUnreachableError,
+    CodecError,
+    HeaderTooLargeError,
+    RecordError,
+)
 from physarum.bus.names import BLOB_HEADER, RECORD_HEADER, SCORES_HEADER
 from physarum.bus.publisher import PubAck
 from physarum.bus.records import (
@@ -30,6 +37,11 @@ from physarum.bus.records import (
 )
 
 _log = logging.getLogger(__name__)
+
+_SCORES_BYTES: Final = 16 << 10
+"""Scores above this travel in the body."""
+_HEADERS_BYTES: Final = 60 << 10
+"""NATS refuses headers above 64 KiB; ids and references take the rest."""
 
 ExecutionStream = Literal["episodes", "samples", "evals"]
 
@@ -62,13 +74,18 @@ async def publish_partial(context: Context, task: Task, begun: list[Begun]) -> P
 
 
 async def read_task(context: Context, headers: dict[str, str], data: bytes) -> Task:
-    """A task with what its interrupted runs generated. Raises CodecError; generations that are gone are made again."""
+    """A task with what its interrupted runs generated; generations that are gone are made again.
+
+    Raises CodecError, or what says that the generations may be read later: BlobUnreachableError, BlobRefusedError, OSError.
+    """
     task = decode(data, Task)
     ref = reference(headers)
     if ref is None:
         return task
     try:
         return msgspec.structs.replace(task, begun=decode(await context.blobs.get(ref), list[Begun]))
+    except BlobUnreachableError:
+        raise
     except (BlobMissingError, BlobAlteredError) as error:
         _log.warning("task %s begins again, what it had generated is gone: %s", task.id, error)
         return task
@@ -76,9 +93,9 @@ async def read_task(context: Context, headers: dict[str, str], data: bytes) -> T
 
 async def publish_execution(context: Context, key: ExecutionStream, execution: Execution) -> PubAck:
     """Stores an execution with its header; a large body is made durable in the blob stores first, and kept there until the
-    message that refers to it is stored."""
+    message that refers to it is stored. Raises CodecError for what has no wire form, HeaderTooLargeError among them."""
     body = encode(execution)
-    headers = {RECORD_HEADER: msgspec.json.encode(execution_header(execution, digest(body))).decode()}
+    headers = {RECORD_HEADER: _record_header(execution, digest(body))}
     subject = names.subject(context.bus.run, key, purpose(execution.task), execution.task.id)
     message_id = f"{key}/{execution.id}"
     if len(body) <= context.config.bus.inline_limit_bytes:
@@ -93,18 +110,36 @@ async def publish_scored(
     context: Context, key: ExecutionStream, execution: Execution, headers: dict[str, str], data: bytes
 ) -> PubAck:
     """Stores what `headers` and `data` of EPISODES hold, scored: the body (or the blob) is the very same, the scores are in
-    the header. `execution`: the body with its scores."""
-    before = read_header(headers)
+    the header; where they are too large for it, they are in a new body. `execution`: the body with its scores.
+
+    Raises HeaderTooLargeError."""
     found = {
-        RECORD_HEADER: msgspec.json.encode(execution_header(execution, before.digest)).decode(),
+        RECORD_HEADER: _record_header(execution, read_header(headers).digest),
         SCORES_HEADER: msgspec.json.encode(scores_of(execution)).decode(),
     }
+    if _size(found[SCORES_HEADER]) > _SCORES_BYTES or sum(map(_size, found.values())) > _HEADERS_BYTES:
+        return await publish_execution(context, key, execution)
     subject = names.subject(context.bus.run, key, purpose(execution.task), execution.task.id)
     ref = reference(headers)
     if ref is not None:
         found[BLOB_HEADER] = headers[BLOB_HEADER]
         subject = names.by_reference(subject, ref.digest)
     return await context.publisher.publish(subject, data, message_id=f"{key}/{execution.id}", headers=found)
+
+
+def _record_header(execution: Execution, body_digest: str) -> str:
+    text = msgspec.json.encode(execution_header(execution, body_digest)).decode()
+    if _size(text) > _HEADERS_BYTES:
+        spans = sum(len(sample.spans) for sample in execution.samples)
+        raise HeaderTooLargeError(
+            f"execution {execution.id} of {len(execution.samples)} samples with {spans} spans needs a header of"
+            f" {_size(text)} bytes; expected at most {_HEADERS_BYTES}. Let an episode return fewer samples"
+        )
+    return text
+
+
+def _size(text: str) -> int:
+    return len(text.encode())
 
 
 def read_header(headers: dict[str, str]) -> ExecutionHeader:

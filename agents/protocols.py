@@ -129,6 +129,7 @@ class Curriculum(Protocol):
 
     Every method is a pure function of its arguments; `state` is whatever JSON can hold, and small: it is stored with the
     source's position, so a source that starts anew goes on exactly. A state holds for the tasks issued after it was made.
+    The methods are called in a thread, one at a time: one that takes long holds up its source's tasks and nothing else.
     """
 
     def initial(self) -> Any:

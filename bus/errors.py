@@ -9,6 +9,10 @@ class CodecError(BusError):
     """Bytes that are not what their type says: altered, truncated, or of another schema."""
 
 
+class HeaderTooLargeError(CodecError):
+    """What a planner must know of an execution does not fit into the headers of a message."""
+
+
 class RecordError(BusError, ValueError):
     """A record that must not exist: unequal lengths, a trainable token without log-probability."""
 

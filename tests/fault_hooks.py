@@ -74,6 +74,8 @@ async def _misbehave(word: str, task: Task, folder: Path) -> Any:
         made = sample(task.ordinal)
         made.outputs["it"] = object()
         return [made]
+    if word == "countless":
+        return [sample(task.ordinal) for _ in range(600)]
     if word == "die-first" and task.attempt == 0:
         raise ValueError("the first attempt dies")
     if word == "second-waits" and task.member == 1:

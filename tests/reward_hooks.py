@@ -38,6 +38,7 @@ def by_prompt(execution: Execution, *, folder: str = "") -> Any:
 VALUES: dict[str, Any] = {
     "one": 1.0,
     "true": True,
+    "umlaut": {"größe": 0.5},
     "parts": {"format": 0.25, "answer": 0.5},
     "numpy": np.float32(0.5),
     "list": [1.0, {"a": 2.0}],
@@ -48,6 +49,8 @@ VALUES: dict[str, Any] = {
     "empty": {},
     "short": [1.0],
     "huge": 1 << 80,
+    "long": 0.1234567890123456,
+    "many-parts": {f"größe {number:04}": 0.5 for number in range(1000)},
 }
 
 

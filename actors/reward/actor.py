@@ -24,7 +24,7 @@ from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
 from physarum.actors.wire import ExecutionStream, publish_scored, read_body
 from physarum.bus.codec import decode
-from physarum.bus.errors import BlobAlteredError, BlobMissingError, CodecError
+from physarum.bus.errors import BlobAlteredError, BlobMissingError, BlobRefusedError, CodecError
 from physarum.bus.records import Execution
 from physarum.bus.work import Delivery, WorkQueue
 
@@ -118,8 +118,8 @@ class RewardActor(Actor):
             self.numbers["failed"] += 1
             await delivery.bury(f"unreadable execution: {error}")
             return
-        except BlobMissingError as error:
-            await self._fail(delivery, str(error))
+        except (BlobMissingError, BlobRefusedError, OSError) as error:
+            await self._fail(delivery, f"its body cannot be read: {error}")
             return
         try:
             await self._score(execution, body)
@@ -127,7 +127,15 @@ class RewardActor(Actor):
             self.numbers["timeouts"] += isinstance(error, HookTimeoutError)
             await self._fail(delivery, str(error))
             return
-        await publish_scored(self.context, target, execution, delivery.headers, delivery.data)
+        await self._publish(delivery, target, execution)
+
+    async def _publish(self, delivery: Delivery, target: ExecutionStream, execution: Execution) -> None:
+        try:
+            await publish_scored(self.context, target, execution, delivery.headers, delivery.data)
+        except CodecError as error:
+            self.numbers["failed"] += 1
+            await delivery.bury(f"a scored execution has no wire form: {error}")
+            return
         await delivery.ack()
         self.numbers["scored"] += 1
         self.progressed()

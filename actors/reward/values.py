@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from physarum.actors.errors import BadHookResultError
-from physarum.bus.records import Execution, Sample
+from physarum.bus.records import Execution, Sample, SampleScore, with_scores
 
 EXPECTED: Final = (
     "expected a finite number, a mapping of names to finite numbers, or a list of those with one entry per sample"
@@ -32,19 +32,12 @@ def apply_reward(execution: Execution, value: Any, weights: Mapping[str, float] 
     scores = [_score(one, weights or {}) for one in values]
     for sample, score in zip(samples, scores, strict=True):
         _check_turns(sample, score)
-    for sample, score in zip(samples, scores, strict=True):
-        sample.reward, sample.reward_parts, sample.turn_rewards = score.reward, dict(score.parts), list(score.turns)
+    with_scores(execution, scores)
 
 
-class _Score(NamedTuple):
-    reward: float
-    parts: dict[str, float]
-    turns: list[float]
-
-
-def _score(value: Any, weights: Mapping[str, float]) -> _Score:
+def _score(value: Any, weights: Mapping[str, float]) -> SampleScore:
     if not isinstance(value, dict):
-        return _Score(_finite(value, "a value"), {}, [])
+        return SampleScore(reward=_finite(value, "a value"))
     if not value:
         raise BadHookResultError(f"the reward hook returned an empty mapping; {EXPECTED}")
     turns = _turns(value[TURNS]) if TURNS in value else []
@@ -52,7 +45,8 @@ def _score(value: Any, weights: Mapping[str, float]) -> _Score:
     if TURNS in value:
         parts[TURNS] = _finite(sum(turns), "a sum of turns")
     total = sum(weights.get(name, 1.0) * part for name, part in parts.items())
-    return _Score(_finite(total, "a sum of parts"), parts, turns)
+    weighted = [_finite(weights.get(TURNS, 1.0) * turn, "a weighted turn") for turn in turns]
+    return SampleScore(reward=_finite(total, "a sum of parts"), parts=parts, turns=weighted)
 
 
 def _turns(value: Any) -> list[float]:
@@ -63,7 +57,7 @@ def _turns(value: Any) -> list[float]:
     return [_finite(one, f"the score of turn {turn}") for turn, one in enumerate(value)]
 
 
-def _check_turns(sample: Sample, score: _Score) -> None:
+def _check_turns(sample: Sample, score: SampleScore) -> None:
     count = int(sample.turns.max(initial=-1)) + 1
     if score.turns and len(score.turns) != count:
         raise BadHookResultError(

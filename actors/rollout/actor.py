@@ -34,7 +34,8 @@ from physarum.agents.errors import AgentError
 from physarum.agents.protocols import Client
 from physarum.agents.retries import RetryPolicy
 from physarum.agents.tokenizer import FolderTokenizer
-from physarum.bus.errors import BusError, CodecError, RecordError
+from physarum.bus.codec import decode
+from physarum.bus.errors import BlobRefusedError, BlobUnreachableError, BusError, CodecError, RecordError
 from physarum.bus.presence import Roster
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.work import Delivery
@@ -143,9 +144,11 @@ class Episodes:
 
     async def one(self, delivery: Delivery) -> None:
         try:
-            task = await read_task(self._actor.context, delivery.headers, delivery.data)
+            task = await self._read(delivery)
         except CodecError as error:
             await delivery.bury(f"unreadable task: {error}")
+            return
+        if task is None:
             return
         started_at, client = time.time(), self._client.for_task(task)
         try:
@@ -168,6 +171,18 @@ class Episodes:
         else:
             await self._publish(delivery, task, samples, started_at)
 
+    async def _read(self, delivery: Delivery) -> Task | None:
+        """None: what was generated before cannot be read now, and the delivery is returned; the last try begins anew."""
+        try:
+            return await read_task(self._actor.context, delivery.headers, delivery.data)
+        except (BlobUnreachableError, BlobRefusedError, OSError) as error:
+            if delivery.deliveries < self._actor.config.bus.max_deliver:
+                await self._fail(delivery, f"what it had generated cannot be read: {error}")
+                return None
+            task = decode(delivery.data, Task)
+            _log.warning("task %s begins again, what it had generated cannot be read: %s", task.id, error)
+            return task
+
     async def _hand_over(self, delivery: Delivery, task: Task, client: EngineClient) -> None:
         """The partial is stored before the task is acknowledged: a death in between costs a second execution at most."""
         begun = client.journal.begun() if client.journal is not None else []
@@ -177,7 +192,7 @@ class Episodes:
         try:
             async with asyncio.timeout(_HAND_OVER_S):
                 await publish_partial(self._actor.context, task, begun)
-        except (BusError, TimeoutError) as error:
+        except (BusError, OSError, TimeoutError) as error:
             _log.warning("task %s is given back without what it generated: %r", task.id, error)
             await delivery.give_back()
             return

@@ -119,7 +119,7 @@ class TaskQueue:
         await asyncio.gather(*self._waiting.values(), return_exceptions=True)
         for ready in self._ready.values():
             for delivery in ready:
-                await delivery.message.nak()
+                await delivery.give_back()
 
 
 async def _any(stop: asyncio.Future[Literal[True]], event: asyncio.Event) -> None:

@@ -74,7 +74,8 @@ class SourceActor(Actor):
                     group.create_task(self._followers.follow_ledger(), name="ledger"),
                     group.create_task(self._followers.follow_dead(), name="dead letters"),
                 ]
-                await self._lead(lease)
+                async with self._watching_engines():
+                    await self._issue_all(lease)
                 for helper in helpers:
                     helper.cancel()
 
@@ -91,10 +92,6 @@ class SourceActor(Actor):
         self._engines = Roster(self.bus, "engine", on_change=self._followers.changed.set)
         async with self._engines.open():
             yield
-
-    async def _lead(self, lease: Lease) -> None:
-        async with self._watching_engines():
-            await self._issue_all(lease)
 
     async def _issue_all(self, lease: Lease) -> None:
         self._keeper = PositionKeeper(self.context, self._source.name, lease)

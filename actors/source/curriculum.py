@@ -81,7 +81,8 @@ class Lessons:
     def _outcomes(self, plan: PlanRecord, stages: list[CurriculumStage]) -> list[Outcome]:
         """By group, in the plan's order."""
         groups: dict[str, list[Planned | Dropped]] = {}
-        for place in (*plan.executions, *(gone for gone in plan.dropped if gone.reason in _JUDGED)):
+        judged: list[Planned | Dropped] = [*plan.executions, *(gone for gone in plan.dropped if gone.reason in _JUDGED)]
+        for place in judged:
             if place.source == self._source and place.reward is not None:
                 groups.setdefault(_group_of(place), []).append(place)
         found = (_outcome(name, members, plan.at_number, stages) for name, members in groups.items())

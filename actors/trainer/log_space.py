@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_HEADERS_BYTES: Final = 32 << 10
-"""More than the headers of any message."""
+_HEADERS_BYTES: Final = 64 << 10
+"""NATS's limit for the headers of a message."""
 
 
 class LogSpace:

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     """Runs what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("bench", choices=[*BENCHES, "all"])
-    parser.add_argument("--size", choices=["smoke", "full", "long"], default="full")
+    parser.add_argument("--size", choices=["smoke", "flat", "full", "long"], default="full")
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS}/Bn.json")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)

@@ -7,16 +7,19 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fault_line import HOOKS, ChainedWorld, Line, line
 
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.tools.archive import Archive
+from physarum.actors.trainer.batch import StepResult
+from physarum.actors.trainer.errors import EmptyBatch, SequenceTooLong, TrainerError
 from physarum.actors.wire import read_header
 from physarum.bus import ledger, log, names
 from physarum.bus.connection import Bus
-from physarum.bus.ledger import GroupClosedRecord
+from physarum.bus.ledger import GroupClosedRecord, PlanRecord, StepRecord
 from physarum.bus.names import RUN_HEADER
 from physarum.bus.publisher import Publisher
 
@@ -119,11 +122,69 @@ async def test_rejected_groups_are_accounted_and_make_room_for_others(
 async def test_a_filter_that_lets_nothing_pass_ends_the_trainer_by_name(
     tmp_path: Path, bus: Bus, publisher: Publisher
 ) -> None:
-    chosen = [f"filters.groups=[{{kind: hook, hook: '{HOOKS}:row_at_least', args: {{row: 1000}}}}]", "filters.max_rejected=6"]
+    chosen = [
+        f"filters.groups=[{{kind: hook, hook: '{HOOKS}:row_at_least', args: {{row: 1000}}}}]",
+        "filters.max_rejected=6",
+    ]
     with pytest.raises(ExceptionGroup) as met:
         async with line(tmp_path, bus, publisher, *chosen) as run:
             await run.done()
     assert met.group_contains(UnrecoverableError, match="filter hook rejected 7 groups one after the other")
+
+
+async def test_one_rejected_group_does_not_hold_a_source_that_may_let_out_one_batch(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """age.bound 0: 2 groups are out, one of them is rejected; the source hears of it before the next batch is full."""
+    chosen = f"filters.groups=[{{kind: hook, hook: '{HOOKS}:row_at_least', args: {{row: 1}}}}]"
+    async with line(tmp_path, bus, publisher, chosen, "age.bound=0") as run:
+        await run.done()
+        made = await run.check(each_once(*range(2, 40)))
+    assert made.dropped_by_reason == {"filtered": 2}
+
+
+async def test_groups_rejected_execution_by_execution_make_room_too(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    chosen = f"filters.executions=[{{kind: hook, hook: '{HOOKS}:row_at_least', args: {{row: 9}}}}]"
+    async with line(tmp_path, bus, publisher, chosen) as run:
+        await run.done()
+        made = await run.check(each_once(*range(18, 40)))
+    assert made.dropped_by_reason == {"filtered": 18}
+
+
+async def test_the_line_of_admission_goes_on_behind_members_that_died(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """Consumption `wait`; both members of row 0 are trained as refills: row 4 comes only when others were trained."""
+    options = ["age.consumption=wait", "source.args.habits.0=die-first", f"rollout.args.folder={tmp_path}"]
+    async with line(tmp_path, bus, publisher, *options, "bus.max_deliver=1") as run:
+        await run.done()
+        await run.check(Counter({(0, 1): 1, (1, 1): 1}) + each_once(*range(2, 40)))
+        plans = [item.record for item in await ledger.read(bus) if isinstance(item.record, PlanRecord)]
+    assert [one.ordinal for plan in plans for one in plan.executions] == list(range(40))
+
+
+@pytest.mark.parametrize("error", [EmptyBatch("no pair"), SequenceTooLong(0, 9, 8)], ids=["empty", "too long"])
+async def test_a_plan_that_cannot_be_executed_is_refused_by_record(
+    tmp_path: Path, bus: Bus, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, error: TrainerError
+) -> None:
+    """It would be replayed verbatim by every successor, and end each of them."""
+    step, met = ChainedWorld.step, []
+
+    def refusing(world: ChainedWorld, *batch: Any, **more: Any) -> StepResult:
+        if not met:
+            met.append(error)
+            raise error
+        return step(world, *batch, **more)
+
+    monkeypatch.setattr(ChainedWorld, "step", refusing)
+    async with line(tmp_path, bus, publisher) as run:
+        await run.done()
+        made = await run.account()
+        steps = [item.record for item in await ledger.read(bus) if isinstance(item.record, StepRecord)]
+    assert [one.refused for one in steps if one.refused] == [str(error)]
+    assert (made.trained, made.dropped_by_reason, made.closes) == (36, {"refused": 4}, True)
 
 
 async def test_a_poison_prompt_is_given_up_and_the_steps_go_on(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:

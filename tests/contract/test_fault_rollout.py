@@ -67,6 +67,7 @@ async def ordinals(bus: Bus, count: int) -> Counter[int]:
         ("text", "the generate hook returned a list of str; expected a list of bus.records.Sample"),
         ("nothing", "holds no sample"),
         ("unsendable", "what the generate hook returned has no wire form"),
+        ("countless", "of 600 samples with 0 spans needs a header of"),
     ],
 )
 async def test_a_bad_episode_ends_in_dead_with_its_reason_and_leaks_no_slot(

@@ -16,17 +16,20 @@ from bus_fixture import DEADLINE_S, OwnServer
 from physarum.actors.context import Context
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.reward.actor import RewardActor
-from physarum.actors.wire import publish_execution, read_execution
+from physarum.actors.wire import publish_execution, read_body, read_execution, read_header
 from physarum.bus import log
+from physarum.bus.blobs import BlobRef, digest
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
+from physarum.bus.errors import BlobRefusedError, BlobUnreachableError
 from physarum.bus.log import LogEntry, LogReader
-from physarum.bus.names import StreamKey
+from physarum.bus.names import SCORES_HEADER, StreamKey
 from physarum.bus.publisher import Publisher
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.work import DeadLetter
 
 HOOKS = Path(__file__).parents[1] / "reward_hooks.py"
+SAMPLES_NEAR_THE_LIMIT = 520
 
 
 def execution(
@@ -89,19 +92,80 @@ def reward_context(folder: Path, bus: Bus, publisher: Publisher, *overrides: str
 
 async def test_scores_go_to_samples_and_evaluations_to_evals(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
     context = reward_context(tmp_path, bus, publisher, "reward.workers=2", "bus.inline_limit_bytes=65536")
-    for name in ("one", "true", "parts", "numpy", "print"):
+    for name in ("one", "true", "parts", "umlaut", "numpy", "print"):
         await publish_execution(context, "episodes", execution(bus.run, name, name))
     await publish_execution(context, "episodes", execution(bus.run, "list", "list", samples=2, tokens=20_000))
     await publish_execution(context, "episodes", execution(bus.run, "eval", "one", evaluation=True))
     async with running(RewardActor(context)):
-        found = await scored(context, 6)
+        found = await scored(context, 7)
         assert list(await scored(context, 1, "evals")) == ["one"]
     rewards = {prompt: [sample.reward for sample in one.samples] for prompt, one in found.items()}
     assert rewards == {
-        "one": [1.0], "true": [1.0], "parts": [0.75], "numpy": [0.5], "print": [2.0], "list": [1.0, 2.0],
+        "one": [1.0], "true": [1.0], "parts": [0.75], "umlaut": [0.5], "numpy": [0.5], "print": [2.0], "list": [1.0, 2.0],
     }  # fmt: skip
     assert found["parts"].samples[0].reward_parts == {"format": 0.25, "answer": 0.5}
+    assert found["umlaut"].samples[0].reward_parts == {"größe": 0.5}
     assert found["list"].samples[1].reward_parts == {"a": 2.0}
+    await nothing_left(bus)
+
+
+@pytest.mark.parametrize("inline_limit_bytes", [262144, 1024], ids=["inline", "by reference"])
+async def test_scores_too_large_for_a_header_travel_in_the_body(
+    tmp_path: Path, bus: Bus, publisher: Publisher, inline_limit_bytes: int
+) -> None:
+    """A thousand parts are 20 kB of JSON for each of four samples; NATS refuses headers above 64 KiB."""
+    context = reward_context(tmp_path, bus, publisher, f"bus.inline_limit_bytes={inline_limit_bytes}")
+    await publish_execution(context, "episodes", execution(bus.run, "a", "many-parts", samples=4))
+    await publish_execution(context, "episodes", execution(bus.run, "b", "one"))
+    async with running(RewardActor(context)):
+        found = await scored(context, 2)
+    for sample in found["many-parts"].samples:
+        assert sample.reward == 500.0
+        assert (len(sample.reward_parts), sample.reward_parts["größe 0999"]) == (1000, 0.5)
+    assert found["one"].samples[0].reward == 1.0
+    for entry in await read(bus, "samples", 2):
+        header = read_header(entry.headers)
+        body = await read_body(context, entry.headers, entry.data)
+        assert header.digest == digest(body)
+        assert (SCORES_HEADER in entry.headers) == (header.group == "main/0/b")
+        assert (entry.data == b"") == (inline_limit_bytes == 1024 and header.group == "main/0/a")
+    await nothing_left(bus)
+
+
+async def test_what_no_planner_could_read_is_buried_with_its_reason_and_the_actor_goes_on(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """520 samples fit into 60 KiB of header until each has a reward of many digits."""
+    context = reward_context(tmp_path, bus, publisher)
+    made = execution(bus.run, "a", "long", samples=SAMPLES_NEAR_THE_LIMIT)
+    await publish_execution(context, "episodes", made)
+    await publish_execution(context, "episodes", execution(bus.run, "b", "one"))
+    async with running(RewardActor(context)):
+        (letter,) = [decode(entry.data, DeadLetter) for entry in await read(bus, "dead", 1)]
+        assert list(await scored(context, 1)) == ["one"]
+    assert f"of {SAMPLES_NEAR_THE_LIMIT} samples with 0 spans needs a header of" in letter.reason
+    assert "expected at most 61440. Let an episode return fewer samples" in letter.reason
+    await nothing_left(bus)
+
+
+@pytest.mark.parametrize("error", [BlobRefusedError("wrong token"), BlobUnreachableError("away"), OSError(5, "EIO")])
+async def test_a_body_that_cannot_be_read_now_is_tried_again(
+    tmp_path: Path, bus: Bus, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    context = reward_context(tmp_path, bus, publisher, "bus.inline_limit_bytes=64")
+    await publish_execution(context, "episodes", execution(bus.run, "a", "one"))
+    real, faults = context.blobs.get, [error]
+
+    async def get(ref: BlobRef) -> bytes:
+        if faults:
+            raise faults.pop()
+        return await real(ref)
+
+    monkeypatch.setattr(context.blobs, "get", get)
+    actor = RewardActor(context)
+    async with running(actor):
+        assert list(await scored(context, 1)) == ["one"]
+    assert actor.numbers["failed"] == 1
     await nothing_left(bus)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from aiohttp import web
 from bus_fixture import DEADLINE_S
 from test_fault_rollout import HOOKS, StubEngine, actor, beating, issue, until
 
+from physarum.actors.rollout.actor import RolloutActor
 from physarum.actors.wire import read_execution, read_task
 from physarum.bus import log
+from physarum.bus.blobs import BlobRef, BlobStore
 from physarum.bus.connection import Bus
+from physarum.bus.errors import BlobRefusedError, BlobUnreachableError
 from physarum.bus.publisher import Publisher
 from physarum.bus.version import Span
 
@@ -82,6 +86,66 @@ async def test_generations_that_are_gone_are_made_again(tmp_path: Path, bus: Bus
             (entry,) = await until(bus, "episodes", 1)
     (sample,) = (await read_execution(first.context, entry.headers, entry.data)).samples
     assert sample.token_ids.tolist() == [1, 2, 0, 7, 8, 9, 7, 8]
+
+
+async def drained_with_generations(place: Path, bus: Bus, publisher: Publisher, engine: StubEngine) -> RolloutActor:
+    """An actor that was drained in its second turn; what it had is in a blob."""
+    asked = hangs_in_the_first_second_turn(engine)
+    made = actor(place, bus, publisher, *TWICE, "bus.inline_limit_bytes=64")
+    await issue(made, ["ask"])
+    async with running(made), asyncio.timeout(DEADLINE_S):
+        await asked.wait()
+    return made
+
+
+async def test_a_full_disk_at_the_hand_over_costs_the_generations_and_not_the_actor(
+    tmp_path: Path, bus: Bus, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    engine = StubEngine()
+    async with engine.serving() as port, beating(bus, publisher, "policy-0", port):
+        with monkeypatch.context() as patch:
+            patch.setattr(BlobStore, "put", is_full)
+            drained = await drained_with_generations(tmp_path, bus, publisher, engine)
+        assert drained.tally["handed_over"] == 0
+        (entry,) = await until(bus, "tasks", 1)
+        assert entry.subject.startswith(f"ph.{bus.run}.tasks.p1."), "given back as it was"
+        async with running(actor(tmp_path, bus, publisher, *TWICE)):
+            await until(bus, "episodes", 1)
+
+
+@pytest.mark.parametrize("error", [BlobRefusedError("wrong token"), BlobUnreachableError("away"), OSError(5, "EIO")])
+@pytest.mark.parametrize(("faults", "made_again"), [(1, 0), (99, 1)])
+async def test_generations_that_cannot_be_read_now_are_tried_again_and_at_last_made_again(
+    tmp_path: Path,
+    bus: Bus,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+    faults: int,
+    made_again: int,
+    error: Exception,
+) -> None:
+    """One fault costs a try; where they do not end, the last try costs the first turn."""
+    engine = StubEngine()
+    async with engine.serving() as port, beating(bus, publisher, "policy-0", port):
+        await drained_with_generations(tmp_path, bus, publisher, engine)
+        next_one = actor(tmp_path, bus, publisher, *TWICE, "bus.max_deliver=4")
+        real, left, asked = next_one.context.blobs.get, [error] * faults, engine.requests.total()
+
+        async def get(ref: BlobRef) -> bytes:
+            if left:
+                raise left.pop()
+            return await real(ref)
+
+        monkeypatch.setattr(next_one.context.blobs, "get", get)
+        async with running(next_one):
+            (entry,) = await until(bus, "episodes", 1)
+    assert engine.requests.total() == asked + 1 + made_again
+    (sample,) = (await read_execution(next_one.context, entry.headers, entry.data)).samples
+    assert sample.token_ids.tolist() == [1, 2, 0, 7, 8, 9, 7, 8]
+    assert (await log.state(bus, "dead")).messages == 0
 
 
 async def test_an_episode_that_has_nothing_yet_is_given_back(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:

@@ -100,6 +100,14 @@ def test_a_score_per_turn_is_kept_and_its_sum_is_a_part() -> None:
     assert sample.reward_parts == {"turns": 1.25, "format": 0.5}
 
 
+def test_the_weight_of_turns_holds_for_each_of_them() -> None:
+    scored = two_turns()
+    apply_reward(scored, {"turns": [0.25, 1], "format": 0.5}, {"turns": 2.0})
+    sample = scored.samples[0]
+    assert sample.reward == 3.0 and sample.turn_rewards == [0.5, 2.0], "what is given to turns is part of the reward"
+    assert sample.reward_parts == {"turns": 1.25, "format": 0.5}
+
+
 @pytest.mark.parametrize(
     ("turns", "words"),
     [
