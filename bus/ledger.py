@@ -83,8 +83,9 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """A plan that was executed. `number` is the weights' number after it; `changed` False: nothing was trained, because no
-    token was left, or because the step was refused (`refused` says why; its executions count as dropped(refused))."""
+    """A plan that was executed. `number` is the weights' number after it; `changed` False: the policy is as it was, because no
+    token was left, because a critic alone learned (`trained` is not 0), or because the step was refused (`refused` says why;
+    its executions count as dropped(refused))."""
 
     epoch: int
     number: int

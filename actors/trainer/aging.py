@@ -54,6 +54,14 @@ class Clock(msgspec.Struct, frozen=True):
             tokens and rules.is_over(years) for sample in header.samples for years, _, _, tokens in self.spans(sample)
         )
 
+    def pairable(self, header: ExecutionHeader, rules: AgeRules) -> int | None:
+        """The first sample that has a token left to train; None: there is none."""
+        for number, sample in enumerate(header.samples):
+            old = sum(tokens for years, _, _, tokens in self.spans(sample) if rules.masks and rules.is_over(years))
+            if sample.trainable > old:
+                return number
+        return None
+
 
 class Tally:
     """Masks by age and the counts that go with them. `ages`: tokens with gradient by age; `over_age`: those over the bound."""
@@ -64,15 +72,20 @@ class Tally:
         self.over_age = 0
         self.multi_version_samples = 0
 
-    def plan(self, arrived: Arrived, advantage: float | None, rules: AgeRules) -> Planned:
-        """`advantage` None: nothing of it is trained, so all of it is masked."""
+    def plan(self, arrived: Arrived, advantage: float | None, rules: AgeRules, only: int | None = None) -> Planned:
+        """`advantage` None: nothing of it is trained, so all of it is masked; `only`: one sample alone is trained."""
         header = arrived.header
         masks: list[Mask] = []
         masked = 0
         for number, sample in enumerate(header.samples):
             self._count_versions(sample)
+            if advantage is None or only not in (None, number):
+                if sample.trainable:
+                    masks.append(Mask(number, 0, sample.response))
+                    masked += sample.trainable
+                continue
             for years, start, end, tokens in self._clock.spans(sample):
-                if tokens and (advantage is None or (rules.masks and rules.is_over(years))):
+                if tokens and rules.masks and rules.is_over(years):
                     masks.append(Mask(number, start, end))
                     masked += tokens
                 else:
@@ -93,11 +106,10 @@ class Tally:
 
     def count(self, planned: Planned, header: ExecutionHeader, rules: AgeRules) -> None:
         """Ages and versions of a recorded plan's tokens that are not masked."""
-        masked = {(mask.sample, mask.start) for mask in planned.masks}
         for number, sample in enumerate(header.samples):
             self._count_versions(sample)
             for years, start, _, tokens in self._clock.spans(sample):
-                if (number, start) not in masked:
+                if not any(mask.sample == number and mask.start <= start < mask.end for mask in planned.masks):
                     self._count(years, tokens, rules)
 
     def _count(self, years: int, tokens: int, rules: AgeRules) -> None:

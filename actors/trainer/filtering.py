@@ -28,20 +28,31 @@ class Filters:
         self._executions = [(one.kind, _accept(one)) for one in chosen.executions]
         self._limit, self._keeps = chosen.max_rejected, chosen.when_insufficient == "keep"
         self._in_a_row = 0
+        self._last = ""
         self.rejected: Counter[str] = Counter()
         self.kept: Counter[str] = Counter()
 
     @property
-    def of_groups(self) -> bool:
-        """Whether groups are filtered at all."""
-        return bool(self._groups)
+    def any(self) -> bool:
+        """Whether anything is filtered at all."""
+        return bool(self._groups or self._executions)
+
+    @property
+    def keeps_next(self) -> bool:
+        """Whether the limit is reached, and the next group is trained whatever the filters say."""
+        return self._keeps and self._in_a_row >= self._limit
 
     def execution(self, header: ExecutionHeader) -> bool:
-        """Whether an execution has a part in its group."""
+        """Whether an execution has a part in its group. At the limit it has, where the next group is kept then."""
         refused = _first_refusal(self._executions, [header])
-        if refused is not None:
-            self.rejected[refused] += 1
-        return refused is None
+        if refused is None:
+            return True
+        if self.keeps_next:
+            self.kept[refused] += 1
+            return True
+        self.rejected[refused] += 1
+        self._last = refused
+        return False
 
     def group(self, headers: Headers) -> bool:
         """Whether a complete group may be trained. Raises UnrecoverableError at the limit, unless the next is kept then."""
@@ -54,22 +65,32 @@ class Filters:
             self.rejected[refused] += 1
             return False
         if not self._keeps:
-            raise UnrecoverableError(
-                f"filter {refused} rejected {self._in_a_row} groups one after the other (filters.max_rejected ="
-                f" {self._limit}; rejected since the start: {dict(self.rejected)}); expected one that passes. Loosen the"
-                " filter, change the tasks' difficulty, or set `filters.when_insufficient: keep`"
-            )
+            raise self._too_many(refused)
         self._in_a_row = 0
         self.kept[refused] += 1
         return True
 
+    def vanished(self) -> None:
+        """A group left whole because its executions were rejected one by one. Raises UnrecoverableError as `group` does."""
+        self._in_a_row += 1
+        if self._in_a_row > self._limit and not self._keeps:
+            raise self._too_many(self._last)
+
+    def _too_many(self, name: str) -> UnrecoverableError:
+        return UnrecoverableError(
+            f"filter {name} rejected {self._in_a_row} groups one after the other (filters.max_rejected ="
+            f" {self._limit}; rejected since the start: {dict(self.rejected)}); expected one that passes. Loosen the"
+            " filter, change the tasks' difficulty, or set `filters.when_insufficient: keep`"
+        )
+
     def metrics(self) -> dict[str, float]:
-        """`filtered/NAME`: rejected since the start; `filtered_kept`: kept although they were rejected."""
+        """`filtered/NAME`: rejected since the start; `filtered_kept`: groups, or executions, kept although they
+        were rejected."""
         found = {f"filtered/{name}": float(count) for name, count in sorted(self.rejected.items())}
         return found | ({"filtered_kept": float(self.kept.total())} if self.kept else {})
 
 
-def _first_refusal(filters: list[tuple[str, Accept]], headers: Headers) -> str | None:
+def _first_refusal(filters: Sequence[tuple[str, Accept]], headers: Headers) -> str | None:
     return next((name for name, accept in filters if not accept(headers)), None)
 
 

@@ -105,6 +105,10 @@ class Groups:
         """Whether the group is known and may still be taken."""
         return name in self._open or name in self._complete
 
+    def is_over(self, name: str) -> bool:
+        """Whether the group was closed here without a member of its own, and is known no longer: nothing of it will come."""
+        return name in self._gone and not self.awaits(name)
+
     def admit(self, arrived: Arrived, now: float) -> str | None:
         """Takes an execution; returns why it is not taken (late, incomplete, duplicate), or None."""
         header = arrived.header

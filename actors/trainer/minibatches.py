@@ -23,12 +23,14 @@ def minibatches(sequences: Sequence[TrainSequence], count: int) -> list[list[Tra
 
 
 def pairs(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """(chosen, rejected) side by side for each group that has both: the plan's advantage is above or below 0."""
+    """(chosen, rejected) side by side for each group that has both: the plan's advantage is above or below 0; others are not
+    of a pair."""
     best: dict[int, TrainSequence] = {}
     worst: dict[int, TrainSequence] = {}
     for one in sequences:
         sign = float(one.advantages()[0])
-        (best if sign > 0 else worst)[one.group] = one
+        if sign:
+            (best if sign > 0 else worst).setdefault(one.group, one)
     return [one for group in best if group in worst for one in (best[group], worst[group])]
 
 

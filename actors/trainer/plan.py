@@ -43,6 +43,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A plan and what it costs to know of it besides the record: ages by token, versions and rewards."""
 
     record: PlanRecord
+    forks: tuple[Fork, ...]
+    """The takeovers that were known when it was recorded: ages are counted over these, also when it is replayed."""
     ages: dict[int, int]
     over_age: int = 0
     """Tokens with gradient over the bound of their stream: 0 unless it trains them."""
@@ -57,17 +59,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         forks: tuple[Fork, ...],
         rules: PlanRules | None = None,
     ) -> Plan:
-        """A plan that was recorded earlier, with its counts computed anew; its masks and advantages are not touched."""
+        """A plan that was recorded earlier, with its counts computed anew; its masks and advantages are not touched.
+
+        Of `forks` those count that its own epoch knew."""
+        forks = tuple(fork for fork in forks if fork.epoch <= record.epoch)
         tally = Tally(Clock(record.at_number, forks))
         for planned, header in zip(record.executions, headers, strict=True):
             tally.count(planned, header, rules.age(header.source) if rules is not None else AgeRules(bound=None))
         arrived = [Arrived(item.sequence, header) for item, header in zip(record.executions, headers, strict=True)]
-        return cls.of(record, tally, arrived)
+        return cls.of(record, forks, tally, arrived)
 
     @classmethod
-    def of(cls, record: PlanRecord, tally: Tally, arrived: list[Arrived]) -> Plan:
+    def of(cls, record: PlanRecord, forks: tuple[Fork, ...], tally: Tally, arrived: list[Arrived]) -> Plan:
         return cls(
             record=record,
+            forks=forks,
             ages=tally.ages,
             over_age=tally.over_age,
             multi_version_samples=tally.multi_version_samples,

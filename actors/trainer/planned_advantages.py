@@ -5,6 +5,7 @@ Pure, from headers alone, so that a recorded plan is replayed with the numbers i
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -21,11 +22,9 @@ OF_RETURNS = ("gae", "reinforce++", "turns")
 def planned_advantages(
     objective: str, advantage: str, rewards: Sequence[float], groups: Sequence[str], normalize_std: bool
 ) -> list[float | None]:
-    """One number per execution; None: it is not trained (objective "dpo" trains the best and the worst of a group)."""
+    """One number per execution. Objective "dpo" has `preferences` instead."""
     if objective == "sft" or not rewards:
         return [0.0] * len(rewards)
-    if objective == "dpo":
-        return preferences(rewards, groups)
     if advantage in OF_RETURNS or ":" in advantage:
         return [float(reward) for reward in rewards]
     if advantage == "rloo":
@@ -49,15 +48,27 @@ def shaped(shaping: Shaping, rewards: Sequence[float], lengths: Sequence[int]) -
     return result
 
 
-def preferences(rewards: Sequence[float], groups: Sequence[str]) -> list[float | None]:
-    """1 for the first of the best and -1 for the last of the worst of each group whose rewards differ, else None."""
+def preferences(
+    rewards: Sequence[float], groups: Sequence[str], tokens: Sequence[int | None], budget_tokens: int
+) -> list[float | None]:
+    """1 and -1 for the pair of each group that is furthest apart, None for the others: they are not trained.
+
+    `tokens`: length of the sequence that an execution would bring into the pair, None where it has no token left to train.
+    Both of a pair must be alive and fit one microbatch of `budget_tokens` together. Of equals the chosen one is the first, the
+    rejected one the last.
+    """
     found: list[float | None] = [None] * len(rewards)
-    for group in dict.fromkeys(groups):
-        members = [index for index, name in enumerate(groups) if name == group]
-        best, worst = (
-            max(members, key=lambda index: rewards[index]),
-            min(reversed(members), key=lambda index: rewards[index]),
-        )
-        if rewards[best] > rewards[worst]:
-            found[best], found[worst] = 1.0, -1.0
+    alive: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        if tokens[index] is not None:
+            alive.setdefault(group, []).append(index)
+    for members in alive.values():
+        fitting = [
+            (rewards[best] - rewards[worst], -best, worst)
+            for best, worst in itertools.permutations(members, 2)
+            if rewards[best] > rewards[worst] and (tokens[best] or 0) + (tokens[worst] or 0) <= budget_tokens
+        ]
+        if fitting:
+            _, chosen, rejected = max(fitting)
+            found[-chosen], found[rejected] = 1.0, -1.0
     return found

@@ -13,14 +13,15 @@ gradient, whatever the stream's policy (`train` excepted): where nothing else ke
 from __future__ import annotations
 
 from physarum.actors.trainer.aging import Clock, Tally
+from physarum.actors.trainer.drops import Drops
 from physarum.actors.trainer.filtering import Filters
 from physarum.actors.trainer.groups import Arrived, DeadMember, Group, Groups
 from physarum.actors.trainer.plan import Plan, PlanRules
-from physarum.actors.trainer.planned_advantages import planned_advantages, shaped
+from physarum.actors.trainer.planned_advantages import planned_advantages, preferences, shaped
 from physarum.actors.trainer.selection import Selection
 from physarum.actors.trainer.turns import Turns
 from physarum.bus.intervals import IntervalSet
-from physarum.bus.ledger import Dropped, GroupClosedRecord, PlanRecord, RefillRecord, lineage
+from physarum.bus.ledger import GroupClosedRecord, Planned, PlanRecord, RefillRecord, lineage
 from physarum.bus.records import ExecutionHeader
 from physarum.bus.version import Fork
 from physarum.configs.filters import FiltersConfig
@@ -34,18 +35,15 @@ class Planner:
     ) -> None:
         self._rules = rules
         self._disposed = disposed if disposed is not None else {}
-        self._dropped: list[Dropped] = []
-        self._refills: list[RefillRecord] = []
-        self._held: list[Dropped] = []
         self._turns = Turns(lambda source: rules.age(source).consumption == "wait", self._disposed)
         self._young: tuple[Clock, set[str]] = (Clock(0, ()), set())
         self._drops_by_age = any(one.consumption == "drop" for one in (rules.age(""), *rules.streams.values()))
         self._waits = any(one.consumption == "wait" for one in (rules.age(""), *rules.streams.values()))
         self.groups = Groups(rules.groups)
+        self._drops = Drops(self.groups.awaits)
         self.selection = Selection()
         self.filters = filters if filters is not None else Filters(FiltersConfig())
         self._accepted: set[str] = set()
-        self._rejected_groups = 0
 
     @property
     def ready(self) -> bool:
@@ -57,22 +55,28 @@ class Planner:
     @property
     def has_rest(self) -> bool:
         """Whether a last, smaller plan can be taken: complete groups, or drops that no plan has recorded yet."""
-        return self.groups.complete > 0 or any(gone.reason != "duplicate" for gone in self._dropped)
+        return self.groups.complete > 0 or self._drops.worth_a_plan
 
     @property
     def has_drops(self) -> bool:
         """Whether drops wait for a plan to record them; until then the log keeps their samples."""
-        return bool(self._dropped)
+        return self._drops.any
 
     @property
     def drops_are_due(self) -> bool:
-        """Whether filters rejected as many groups as a batch has since the last plan: the source waits for their room."""
-        return self._rejected_groups >= self._rules.groups_per_batch
+        """Whether groups that vanished whole stand in the place of a batch: the source may be waiting for their room."""
+        vanished = self._drops.vanished
+        return vanished > 0 and vanished + self.groups.complete >= self._rules.groups_per_batch
+
+    @property
+    def drops_due_at(self) -> float | None:
+        """When drops are to be recorded although no batch is ready, in monotonic seconds; None where none may be."""
+        return self._drops.due_at
 
     @property
     def asks(self) -> bool:
         """Whether something is to be asked for again that `settle` has not returned yet."""
-        return bool(self._refills)
+        return self._drops.asks
 
     def admit(self, arrived: Arrived, now: float = 0.0) -> None:
         """Takes one execution (`now`: monotonic seconds). The first one of a task counts; others are dropped by name."""
@@ -80,24 +84,34 @@ class Planner:
         refused = self._left_before(header)
         if refused is None and self._cut_off(arrived, now):
             return
-        refused = refused or self._unwanted(header, now) or self.groups.admit(arrived, now)
+        refused = refused or self.groups.refusal(header)
+        unwanted = self._unwanted(header) if refused is None else None
         if refused != "duplicate":
             self.selection.generated(header.trainable)
-        if refused is not None:
-            self._drop(arrived, refused)
+        if unwanted is not None:
+            self.groups.give_up(header.group, header.group_size, header.member, now)
+            self._drops.add(arrived, unwanted, now)
+            self._lost(header)
+        elif refused is not None:
+            self._drops.add(arrived, refused, now)
+            if refused in ("late", "incomplete"):
+                self._skip(header)
+        else:
+            self.groups.admit(arrived, now)
 
     def bury(self, dead: DeadMember, now: float = 0.0) -> RefillRecord | None:
         """A member was dead-lettered; returns the refill to record, if one is due."""
-        if self._any_attempt_left(dead):
+        if self._group_left(dead):
+            self._skip(dead)
             return None
         refill = self.groups.bury(dead, now)
         if refill is None:
-            self._skip(dead)
+            self._lost(dead)
         return refill
 
     def revive(self, dead: DeadMember, now: float = 0.0) -> None:
         """A dead member was sent on its way again (`actorctl dead retry`)."""
-        if not self._any_attempt_left(dead):
+        if not self._group_left(dead):
             self.groups.revive(dead, now)
 
     def settle(self, at_number: int, forks: tuple[Fork, ...], now: float = 0.0) -> list[RefillRecord]:
@@ -112,44 +126,43 @@ class Planner:
                 if group.name not in young:
                     self._expel_old(group, clock, now)
             self._young = clock, {group.name for group in self.groups.completed()}
-        self._judge()
-        refills, self._refills = self._refills, []
-        self._dropped += self._held
-        self._held = []
-        return refills
+        self._judge(now)
+        return self._drops.to_ask()
 
-    def apply(self, record: GroupClosedRecord | RefillRecord) -> None:
+    def apply(self, record: GroupClosedRecord | RefillRecord, now: float = 0.0) -> None:
         """Applies what was recorded in LEDGER."""
         if isinstance(record, RefillRecord):
             self.groups.asked(record)
             return
-        for arrived in self.groups.close(record):
-            self._drop(arrived, "incomplete")
+        dropped = self.groups.close(record)
+        for arrived in dropped:
+            self._drops.add(arrived, "incomplete", now)
+        if dropped:
+            self._vanished(dropped[0].header)
 
-    def take(self, epoch: int, at_number: int, forks: tuple[Fork, ...], *, only_drops: bool = False) -> Plan:
+    def take(
+        self, epoch: int, at_number: int, forks: tuple[Fork, ...], *, only_drops: bool = False, now: float = 0.0
+    ) -> Plan:
         """The next plan, its masks final for a step that leaves `at_number`. Not `ready`: a last or smaller one.
 
         `only_drops`: it records what was dropped and trains nothing."""
-        self._judge()
-        self._rejected_groups = 0
+        self._judge(now)
         clock = Clock(at_number, forks)
         groups = [] if only_drops else [self.groups.take(group.name) for group in self._next_groups()]
+        for group in groups:
+            self._turns.skip(group.source, group.first_ordinal, group.size)
         if self._rules.ordered:
             groups.sort(key=lambda group: group.first_ordinal)
-        arrived = [one for group in groups for one in group.arrived if not self._dropped_by_age(one, clock)]
-        advantages = self._advantages(arrived)
+        arrived = [one for group in groups for one in group.arrived if not self._dropped_by_age(one, clock, now)]
         tally = Tally(clock)
-        planned = [
-            tally.plan(item, advantage, self._rules.age(item.header.source))
-            for item, advantage in zip(arrived, advantages, strict=True)
-        ]
+        planned = self._planned(arrived, clock, tally)
         for item, one in zip(arrived, planned, strict=True):
             self.selection.trained(item.header.trainable, one.trained_tokens)
-        dropped, self._dropped = self._dropped, []
+        dropped = self._drops.leave(alone=not planned)
         record = PlanRecord(epoch=epoch, at_number=at_number, executions=planned, dropped=dropped)
         for gone in record.places:
             self._disposed.setdefault(gone.lineage, IntervalSet()).add(gone.ordinal)
-        return Plan.of(record, tally, arrived)
+        return Plan.of(record, forks, tally, arrived)
 
     def upcoming(self) -> list[int]:
         """The sequences that a plan taken now would hold, as many as there are."""
@@ -170,6 +183,19 @@ class Planner:
         if not self.groups.awaits(one.group):
             self._turns.skip(one.source, one.ordinal - one.member, one.group_size)
 
+    def _lost(self, one: ExecutionHeader | DeadMember) -> None:
+        """A member will not come, and its group may have vanished with it."""
+        if self.groups.is_over(one.group):
+            self._vanished(one)
+
+    def _vanished(self, one: ExecutionHeader | DeadMember) -> None:
+        """The group of `one` left whole. Where its executions were filtered, groups that were complete before it are judged
+        first: the filters count what they reject in a row."""
+        self._skip(one)
+        if self._drops.holds(one.group, "filtered"):
+            self._judge()
+            self.filters.vanished()
+
     def _expel_old(self, group: Group, clock: Clock, now: float) -> None:
         for arrived in group.arrived:
             rules = self._rules.age(arrived.header.source)
@@ -177,22 +203,20 @@ class Planner:
                 self._expel(arrived, "over_age", now)
 
     def _expel(self, arrived: Arrived, reason: str, now: float) -> None:
-        """No plan may record the drop before its refill is recorded: after a crash nobody would ask for it again."""
         refill = self.groups.expel(arrived, reason, now)
         if refill is None:
-            self._drop(arrived, reason)
-            self._skip(arrived.header)
+            self._drops.add(arrived, reason, now)
+            self._lost(arrived.header)
             return
         self.groups.asked(refill)
-        self._refills.append(refill)
-        self._held.append(_dropped(arrived, reason))
+        self._drops.replace(arrived, reason, refill, now)
 
-    def _dropped_by_age(self, arrived: Arrived, clock: Clock) -> bool:
+    def _dropped_by_age(self, arrived: Arrived, clock: Clock, now: float) -> bool:
         """What became too old after the last `settle` (a last batch): dropped, and its group goes on without it."""
         rules = self._rules.age(arrived.header.source)
         old = rules.consumption == "drop" and clock.holds_over(arrived.header, rules)
         if old:
-            self._drop(arrived, "over_age")
+            self._drops.add(arrived, "over_age", now)
         return old
 
     def _cut_off(self, arrived: Arrived, now: float) -> bool:
@@ -202,7 +226,7 @@ class Planner:
             return False
         refused = self.groups.refusal(header)
         if refused is not None:
-            self._drop(arrived, refused)
+            self._drops.add(arrived, refused, now)
         else:
             self._expel(arrived, "hopeless", now)
         return True
@@ -213,28 +237,35 @@ class Planner:
         successor = self.groups.successor(header.group, header.member)
         if successor is not None and header.attempt < successor.attempt:
             return successor.reason
-        return "late" if self._any_attempt_left(header) else None
+        if self.groups.awaits(header.group):
+            return "late" if self._attempt_left(header, header.ordinal, header.member) else None
+        return "late" if self._group_left(header) else None
 
-    def _any_attempt_left(self, one: ExecutionHeader | DeadMember) -> bool:
-        """Whether the member left in a plan, by whichever attempt; those that were too old do not count."""
-        successor = self.groups.successor(one.group, one.member)
+    def _attempt_left(self, one: ExecutionHeader | DeadMember, ordinal: int, member: int) -> bool:
+        """Whether a member of the group of `one` left in a plan, by whichever attempt; those that were asked for again
+        do not count."""
+        successor = self.groups.successor(one.group, member)
         first = successor.attempt if successor is not None else 0
         attempts = range(first, max(one.attempt, self._rules.groups.refills) + 1)
-        return any(one.ordinal in self._disposed.get(lineage(one.source, attempt), ()) for attempt in attempts)
+        return any(ordinal in self._disposed.get(lineage(one.source, attempt), ()) for attempt in attempts)
 
-    def _unwanted(self, header: ExecutionHeader, now: float) -> str | None:
+    def _group_left(self, one: ExecutionHeader | DeadMember) -> bool:
+        """Whether a plan took the group: before that, no plan holds anything of it but what was asked for again (drops.py)."""
+        start = one.ordinal - one.member
+        return any(self._attempt_left(one, start + member, member) for member in range(one.group_size))
+
+    def _unwanted(self, header: ExecutionHeader) -> str | None:
         """A sequence above the token budget cannot be trained at all, and a filter may refuse an execution; its group goes on
         without it."""
-        fits = all(sample.tokens <= self._rules.max_sequence_tokens for sample in header.samples)
-        if fits and self.filters.execution(header):
-            return None
-        self.groups.give_up(header.group, header.group_size, header.member, now)
-        self._skip(header)
-        return "filtered" if fits else "too_long"
+        if any(sample.tokens > self._rules.max_sequence_tokens for sample in header.samples):
+            return "too_long"
+        if self.filters.keeps_next:
+            self._judge()  # it may be here already
+        return None if self.filters.execution(header) else "filtered"
 
-    def _judge(self) -> None:
+    def _judge(self, now: float = 0.0) -> None:
         """Each complete group is put to the filters once; one that is rejected is dropped whole."""
-        if not self.filters.of_groups:
+        if not self.filters.any:
             return
         for group in self.groups.completed():
             if group.name in self._accepted:
@@ -242,26 +273,25 @@ class Planner:
             if self.filters.group([one.header for one in group.arrived]):
                 self._accepted.add(group.name)
                 continue
-            self._rejected_groups += 1
             for one in self.groups.take(group.name).arrived:
-                self._drop(one, "filtered")
+                self._drops.add(one, "filtered", now)
+            self._turns.skip(group.source, group.first_ordinal, group.size)
         self._accepted &= {group.name for group in self.groups.completed()}
 
-    def _advantages(self, arrived: list[Arrived]) -> list[float | None]:
+    def _planned(self, arrived: list[Arrived], clock: Clock, tally: Tally) -> list[Planned]:
         rules = self._rules
+        ages = [rules.age(item.header.source) for item in arrived]
         lengths = [sum(sample.response for sample in item.header.samples) for item in arrived]
         rewards = shaped(rules.shaping, [item.header.reward or 0.0 for item in arrived], lengths)
         groups = [item.header.group for item in arrived]
-        return planned_advantages(rules.objective, rules.advantage, rewards, groups, rules.normalize_std)
-
-    def _drop(self, arrived: Arrived, reason: str) -> None:
-        header = arrived.header
-        self._dropped.append(_dropped(arrived, reason))
-        if reason in ("incomplete", "filtered"):
-            self._skip(header)
-
-
-def _dropped(arrived: Arrived, reason: str) -> Dropped:
-    header = arrived.header
-    place = (arrived.sequence, header.task, header.source, header.ordinal, header.attempt)
-    return Dropped(*place, reason, header.reward)
+        only: list[int | None] = [None] * len(arrived)
+        if rules.objective == "dpo":
+            only = [clock.pairable(item.header, age) for item, age in zip(arrived, ages, strict=True)]
+            tokens = [
+                None if number is None else item.header.samples[number].tokens
+                for item, number in zip(arrived, only, strict=True)
+            ]
+            advantages = preferences(rewards, groups, tokens, rules.max_sequence_tokens)
+        else:
+            advantages = planned_advantages(rules.objective, rules.advantage, rewards, groups, rules.normalize_std)
+        return [tally.plan(*one) for one in zip(arrived, advantages, ages, only, strict=True)]

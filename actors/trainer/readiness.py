@@ -1,7 +1,7 @@
 """What the trainer does next: a batch or a plan of drops is ready, nothing more will come, or it drains; meanwhile, requests.
 
-Nothing polls: samples, deaths, the source's end, requests and resumption set events; deadlines of groups and the end of
-an exhausted source bound the wait.
+Nothing polls: samples, deaths, the source's end, requests and resumption set events; deadlines of groups and of drops, and
+the end of an exhausted source, bound the wait.
 """
 
 from __future__ import annotations
@@ -64,22 +64,21 @@ class Readiness:
                 return Next("draining", 0.0)
             await self._serve()
             if not self._context.paused:
-                self._intake.refills += self._planner.settle(
-                    self._stepper.number, self._stepper.forks, time.monotonic()
-                )
-                await self._settle(self._planner.groups.overdue(time.monotonic()))
+                await self._decided()
                 if self._planner.ready:
                     return Next("batch", time.perf_counter() - started)
-                if self._planner.drops_are_due:
+                if self._planner.drops_are_due or _passed(self._planner.drops_due_at):
                     return Next("drops", 0.0)
-                if await self.exhaustion.reached(self._refills) and not self._planner.asks:
-                    await self._settle(self._planner.groups.rest())
+                if await self.exhaustion.reached(self._refills):
+                    if await self._decided():
+                        continue
+                    await self._record(self._planner.groups.rest())
                     return Next("exhausted", time.perf_counter() - started)
                 if await self.space.wanted():
                     closings = await self.space.make()
-                    if closings is None:
+                    if closings is None and not await self._decided():
                         return Next("batch", time.perf_counter() - started)
-                    await self._settle(closings)
+                    await self._record(closings or [])
                     continue
             self._report(self._planner.groups.complete)
             await self._change()
@@ -89,19 +88,35 @@ class Readiness:
         for request in requests:
             await request()
 
-    async def _settle(self, closings: list[GroupClosedRecord]) -> None:
-        """Records, then applies, what deaths and deadlines ask for."""
+    async def _decided(self) -> bool:
+        """Records and applies all that deaths, ages and deadlines ask for now; whether there was anything.
+
+        Until nothing is left: what came while one was recorded may be over age, too, and a plan that took it would drop it
+        without asking for it again. So nothing is awaited after the last look.
+        """
+        recorded = False
+        while True:
+            now = time.monotonic()
+            self._intake.refills += self._planner.settle(self._stepper.number, self._stepper.forks, now)
+            closings = self._planner.groups.overdue(now)
+            if not (self._intake.refills or closings):
+                return recorded
+            await self._record(closings)
+            recorded = True
+
+    async def _record(self, closings: list[GroupClosedRecord]) -> None:
+        """Records, then applies, `closings` and the refills that wait."""
         asked, self._intake.refills = self._intake.refills, []
         decisions: list[GroupClosedRecord | RefillRecord] = [*asked, *closings]
         for record in decisions:
             await self._stepper.note(record)
-            self._planner.apply(record)
+            self._planner.apply(record, time.monotonic())
         self._refills += len(asked)
 
     async def _change(self) -> None:
         """Until something happened that `next` must look at."""
-        deadline = self._planner.groups.next_deadline()
-        limits = [] if deadline is None else [max(0.0, deadline - time.monotonic())]
+        deadlines = (self._planner.groups.next_deadline(), self._planner.drops_due_at)
+        limits = [max(0.0, deadline - time.monotonic()) for deadline in deadlines if deadline is not None]
         look_s = self.exhaustion.look_again_s
         limits += [] if look_s is None else [look_s]
         events = [self._context.draining, self._intake.changed]
@@ -109,6 +124,10 @@ class Readiness:
         async with _waiting(events) as waits:
             timeout_s = min(limits, default=None) if not self._context.paused else None
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _passed(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
 
 
 @contextlib.asynccontextmanager

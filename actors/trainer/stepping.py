@@ -22,7 +22,7 @@ from physarum.actors.trainer.batch import StepResult, TrainSequence
 from physarum.actors.trainer.bodies import Bodies
 from physarum.actors.trainer.checkpoints import CheckpointMeta
 from physarum.actors.trainer.cursor import Cursor
-from physarum.actors.trainer.errors import NonFiniteStep
+from physarum.actors.trainer.errors import EmptyBatch, NonFiniteStep, SequenceTooLong
 from physarum.actors.trainer.mismatch_alarm import MismatchAlarm
 from physarum.actors.trainer.plan import Plan
 from physarum.actors.trainer.planner import Planner
@@ -32,6 +32,7 @@ from physarum.actors.trainer.retention import Retention
 from physarum.actors.trainer.sequences import train_sequences
 from physarum.actors.trainer.settings import plan_rules
 from physarum.actors.trainer.step_metrics import age_metrics
+from physarum.actors.trainer.step_record import shown, step_event, step_record
 from physarum.actors.trainer.world import World
 from physarum.actors.wire import read_header
 from physarum.bus import log, room
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PUBLISH_TIMEOUT_S: Final = 120.0
+
+_REFUSALS: Final = (NonFiniteStep, EmptyBatch, SequenceTooLong)
+"""The weights are as they were. A plan is replayed verbatim, so an error that it raises each time must end in a record."""
 
 
 class Stepper:
@@ -108,7 +112,7 @@ class Stepper:
     async def step(self, planner: Planner, waited_s: float, *, only_drops: bool = False) -> StepRecord:
         """Takes the next plan, records it and executes it."""
         self._lease.check()
-        plan = planner.take(self._lease.token, self.number, self._forks, only_drops=only_drops)
+        plan = planner.take(self._lease.token, self.number, self._forks, only_drops=only_drops, now=time.monotonic())
         self.bodies.claim(item.sequence for item in plan.record.executions)
         sequence = await self._book.append(plan.record)
         return await self._execute(sequence, plan, waited_s, planner.selection.metrics() | planner.filters.metrics())
@@ -129,10 +133,13 @@ class Stepper:
         started_at, began_s = time.time(), time.perf_counter()
         measured = age_metrics(plan, self._publish_debt, selection)
         bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
-        sequences = train_sequences(bodies, plan.record.executions, plan.record.at_number, self._forks, self._metadata)
+        # Megabytes of tokens are masked and joined: not on the loop that keeps the lease.
+        sequences = await asyncio.to_thread(
+            train_sequences, bodies, plan.record.executions, plan.record.at_number, plan.forks, self._metadata
+        )
         result, refused = await self._train(sequences)
-        self.number += result is not None
-        record = self._record(sequence, plan, result, refused, waited_s, started_at)
+        self.number += result is not None and result.changed
+        record = step_record(self.version, sequence, plan, result, refused, waited_s, started_at)
         measured |= self._alarm.saw(record.metrics)
         record = msgspec.structs.replace(record, metrics=record.metrics | measured)
         await self._book.append(record)
@@ -157,32 +164,9 @@ class Stepper:
                 self._config.trainer.step_timeout_s,
                 "a training step",
             )
-        except NonFiniteStep as error:
+        except _REFUSALS as error:
             return None, str(error)
         return result, ""
-
-    def _record(
-        self, sequence: int, plan: Plan, result: StepResult | None, refused: str, waited_s: float, started_at: float
-    ) -> StepRecord:
-        done = result is not None
-        return StepRecord(
-            epoch=self._lease.token,
-            number=self.number,
-            plan=sequence,
-            changed=done,
-            refused=refused,
-            trained=plan.trained if done else 0,
-            masked=len(plan.record.executions) if not done and not refused else plan.masked,
-            tokens_trained=result.tokens_trained if result is not None else 0,
-            tokens_masked=sum(item.masked_tokens for item in plan.record.executions),
-            ages=plan.ages if done else {},
-            multi_version_samples=plan.multi_version_samples,
-            reward_mean=plan.reward_mean,
-            wait_s=waited_s,
-            started_at=started_at,
-            finished_at=time.time(),
-            metrics=dict(result.metrics) if result is not None else {},
-        )
 
     async def _after(self, record: StepRecord) -> None:
         config = self._config.trainer
@@ -296,34 +280,9 @@ class Stepper:
             raise
 
     async def _report(self, record: StepRecord) -> None:
-        numbers = {
-            "number": self.number,
-            "reward": record.reward_mean if record.reward_mean is not None else float("nan"),
-            "loss": record.metrics.get("loss", float("nan")),
-        }
-        self._actor.numbers |= numbers
+        self._actor.numbers |= shown(record)
         self._actor.facts = {"version": str(self.version), "debt": self.publication.debt}
-        await self._context.emit(
-            "step",
-            {
-                "number": self.number,
-                "steps_total": self._config.stop.steps,
-                "loss": record.metrics.get("loss"),
-                "grad_norm": record.metrics.get("grad_norm"),
-                "reward_mean": record.reward_mean,
-                "tokens_trained": record.tokens_trained,
-                "tokens_masked": record.tokens_masked,
-                "ages": record.ages,
-                "max_age": max(record.ages, default=0),
-                "wait_s": record.wait_s,
-                "seconds": record.finished_at - record.started_at,
-                "started_at": record.started_at,
-                "finished_at": record.finished_at,
-                "executions": record.trained + record.masked,
-                "published": self.publication.published,
-                "metrics": record.metrics,
-            },
-        )
+        await self._context.emit("step", step_event(record, self._config.stop.steps, self.publication.published))
 
 
 def _make_room(aside: Path) -> None:

@@ -14,18 +14,24 @@ from physarum.bus.intervals import IntervalSet
 
 
 class Turns:
-    """`waits` says of a source whether its groups stand in line; `disposed`: ordinals that left in plans, by source."""
+    """`waits` says of a source whether its groups stand in line; `disposed`: ordinals that left in earlier plans, by lineage:
+    whichever attempt left, the ordinal brings nothing more."""
 
     def __init__(self, waits: Callable[[str], bool], disposed: Mapping[str, IntervalSet]) -> None:
-        self._waits, self._disposed = waits, disposed
-        self._passed: dict[str, IntervalSet] = {}
+        self._waits = waits
+        self._gone: dict[str, IntervalSet] = {}
+        for name, ordinals in disposed.items():
+            self._pass(name.partition("+")[0], ordinals)
 
     def skip(self, source: str, first: int, size: int) -> None:
-        """The group of these ordinals brings nothing: those behind it do not wait for it."""
+        """The group of these ordinals was taken, or brings nothing: those behind it do not wait for it."""
+        self._pass(source, range(first, first + size))
+
+    def _pass(self, source: str, ordinals: Iterable[int]) -> None:
         if self._waits(source):
-            passed = self._passed.setdefault(source, IntervalSet())
-            for ordinal in range(first, first + size):
-                passed.add(ordinal)
+            gone = self._gone.setdefault(source, IntervalSet())
+            for ordinal in ordinals:
+                gone.add(ordinal)
 
     def in_turn(self, complete: Iterable[Group]) -> list[Group]:
         """Groups that may be taken: as they became complete, but those of sources that wait behind them and in order."""
@@ -49,16 +55,10 @@ class Turns:
         return turn + sorted(late, key=lambda group: (group.source, group.first_ordinal))
 
     def _unbroken(self, source: str, groups: list[Group]) -> list[Group]:
-        expected = self._beyond(source, 0)
+        gone = self._gone.get(source, IntervalSet())
+        expected = gone.floor(0)
         for index, group in enumerate(groups):
             if group.first_ordinal > expected:
                 return groups[:index]
-            expected = self._beyond(source, max(expected, group.first_ordinal + group.size))
+            expected = gone.floor(max(expected, group.first_ordinal + group.size))
         return groups
-
-    def _beyond(self, source: str, ordinal: int) -> int:
-        """The first ordinal from `ordinal` on that may still come."""
-        sets = [one for one in (self._disposed.get(source), self._passed.get(source)) if one is not None]
-        while (further := max((one.floor(ordinal) for one in sets), default=ordinal)) > ordinal:
-            ordinal = further
-        return ordinal

@@ -121,9 +121,9 @@ def test_plans_carry_what_each_advantage_is_made_of() -> None:
 
 
 def test_a_preference_is_the_best_against_the_worst_and_the_others_are_not_trained() -> None:
-    assert preferences([0.5, 2.0, -1.0, 2.0], ["a"] * 4) == [None, 1.0, -1.0, None]
-    assert preferences([1.0, 1.0], ["a", "a"]) == [None, None]
-    assert planned_advantages("dpo", "grpo", [0.0, 1.0], ["a", "a"], True) == [-1.0, 1.0]
+    assert preferences([0.5, 2.0, -1.0, 2.0], ["a"] * 4, [1] * 4, 2) == [None, 1.0, -1.0, None]
+    assert preferences([1.0, 1.0], ["a", "a"], [1, 1], 2) == [None, None]
+    assert preferences([0.0, 1.0], ["a", "a"], [1, 1], 2) == [-1.0, 1.0]
 
 
 def test_rewards_are_shaped_before_they_are_compared() -> None:
