@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
+from physarum.bus.engine_choices import KeptTokens, check_kept_tokens, check_routed_experts
 from physarum.bus.errors import RecordError
 from physarum.bus.version import Span
 
@@ -93,6 +94,7 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `conservative`: an engine did not report versions by token; spans name the oldest that may have made each.
     `turn_rewards`: one score per turn of the policy (a run of tokens with loss_mask True), where the reward gives them.
+    `routed_experts`, `kept_tokens`: what the engine chose, where it was asked to report it (engine_choices.py).
     """
 
     token_ids: Array
@@ -109,6 +111,8 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     turn_rewards: list[float] = []
     outputs: dict[str, Any] = {}
     events: list[Event] = []
+    routed_experts: Array | None = None
+    kept_tokens: KeptTokens | None = None
 
     def __post_init__(self) -> None:
         self._check_lengths()
@@ -150,6 +154,10 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
         if self.logprobs.dtype.kind != "f":
             raise RecordError(f"logprobs are {self.logprobs.dtype}; expected float32, NaN where the engine gave none")
+        if self.routed_experts is not None:
+            check_routed_experts(self.routed_experts, len(self.token_ids))
+        if self.kept_tokens is not None:
+            check_kept_tokens(self.kept_tokens, response)
 
     def _check_provenance(self) -> None:
         bare = np.flatnonzero(self.loss_mask & ~np.isfinite(self.logprobs))
@@ -230,7 +238,8 @@ class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the reward said of one sample. It travels in a header: the body of an execution never changes."""
+    """What the reward said of one sample. It travels in a header as long as it is small, so that the body of an execution
+    need not be stored again."""
 
     reward: float | None = None
     parts: dict[str, float] = {}
@@ -239,9 +248,7 @@ class SampleScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def scores_of(execution: Execution) -> list[SampleScore]:
     """One per sample."""
-    return [
-        SampleScore(reward=one.reward, parts=one.reward_parts, turns=one.turn_rewards) for one in execution.samples
-    ]
+    return [SampleScore(reward=one.reward, parts=one.reward_parts, turns=one.turn_rewards) for one in execution.samples]
 
 
 def with_scores(execution: Execution, scores: list[SampleScore]) -> Execution:

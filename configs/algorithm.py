@@ -170,6 +170,15 @@ class ShapingConfig(Section):
     overlong: OverlongConfig | None = None
 
 
+class ReplayConfig(Section):
+    """Choices of a forward pass that are taken over instead of made anew."""
+
+    routing: Literal["off", "R2", "R3"] = "off"
+    """Experts of each token: those of the trainer's own pass before the batch's first update (`R2`), or the engine's (`R3`)."""
+    nucleus: bool = False
+    """Normalise log-probabilities over the tokens that the engine's top-p and top-k kept."""
+
+
 class MismatchConfig(Section):
     """When growing mismatch between engine and trainer is reported."""
 
@@ -210,6 +219,7 @@ class AlgorithmConfig(Section):
     by age (`interpolate`), or those of the kept weights of the version that made the token (`kept`)."""
     correction: Annotated[tuple[Correction, ...], BeforeValidator(_spelled_out)] = (Tis(kind="tis"),)
     """Off-policy corrections, applied together; `tis` and `none` may be written as words."""
+    replay: ReplayConfig = ReplayConfig()
     mismatch: MismatchConfig = MismatchConfig()
     kl: KlConfig = KlConfig()
     reference: ReferenceConfig = ReferenceConfig()

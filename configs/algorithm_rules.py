@@ -43,6 +43,7 @@ def algorithm_findings(config: RootConfig) -> Iterator[Finding]:
         _shaping,
         _reduction,
         _minibatches,
+        _replay,
         _hooks,
     ):
         for option, found, expected, remedy in rule(config, config.trainer.algorithm):
@@ -229,6 +230,26 @@ def _minibatches(config: RootConfig, algorithm: AlgorithmConfig) -> _Rule:
             f"`{_PREFIX}.minibatches: {algorithm.minibatches}` with `trainer.groups_per_batch: {groups}`",
             "at least one group for each",
             f"lower `{_PREFIX}.minibatches` to {groups}, or raise `trainer.groups_per_batch`",
+        )
+
+
+def _replay(config: RootConfig, algorithm: AlgorithmConfig) -> _Rule:
+    """What nothing could differ from. Whether the model has experts is seen when it is read."""
+    sampling = config.rollout.sampling
+    if algorithm.replay.routing == "R2" and algorithm.minibatches == 1:
+        yield (
+            f"{_PREFIX}.replay.routing",
+            f"`{_PREFIX}.replay.routing: R2` with `{_PREFIX}.minibatches: 1`",
+            "an update between the pass that records the routing and one that replays it",
+            f"raise `{_PREFIX}.minibatches`, or set `{_PREFIX}.replay.routing: R3` (or off)",
+        )
+    if algorithm.replay.nucleus and not config.samples.recorded and sampling.top_p == 1 and sampling.top_k <= 0:
+        yield (
+            f"{_PREFIX}.replay.nucleus",
+            f"`{_PREFIX}.replay.nucleus: true` with `rollout.sampling.top_p: 1.0` and"
+            f" `rollout.sampling.top_k: {sampling.top_k}`",
+            "sampling that cuts the vocabulary",
+            f"set `rollout.sampling.top_p` below 1 or `top_k` above 0, or `{_PREFIX}.replay.nucleus: false`",
         )
 
 

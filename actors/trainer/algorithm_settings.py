@@ -80,6 +80,11 @@ class AgeWeight(Correction, tag="age"):
 AnyCorrection = Tis | Mis | IcePop | Opsm | M2po | Dppo | AgeWeight
 
 
+class Replay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    routing: Literal["off", "R2", "R3"] = "off"
+    nucleus: bool = False
+
+
 class Kl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     coef: float = 0.0
     kind: Literal["k1", "k2", "k3", "low-variance", "unbiased"] = "k3"
@@ -132,6 +137,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     hook_args: dict[str, Any] = {}
     old_logprobs: Literal["recompute", "engine", "interpolate", "kept"] = "recompute"
     correction: tuple[AnyCorrection, ...] = (Tis(),)
+    replay: Replay = Replay()
     kl: Kl = Kl()
     reference: Reference = Reference()
     entropy_coef: float = 0.0
@@ -175,6 +181,7 @@ class AlgorithmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return (
             by_returns
             or several
+            or self.replay.routing == "R2"
             or custom
             or self.weighs_whole_batch
             or (self.minibatches > 1 and bool(self.correction))

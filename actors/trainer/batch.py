@@ -1,7 +1,8 @@
 """What one optimizer step consumes and returns.
 
 Invariant: token ids, loss mask, engine log-probabilities and advantages of a sequence agree in length, checked when the
-record is made; the wire form is columnar msgpack with raw little-endian bytes, never pickle.
+record is made; the wire form is columnar msgpack with raw little-endian bytes, never pickle. What the engine chose besides
+the tokens (bus/engine_choices.py) goes along only where the configuration replays it (replay.py).
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from physarum.actors.trainer.errors import BadSequence
+from physarum.bus.engine_choices import KeptTokens, check_kept_tokens, check_routed_experts
+from physarum.bus.errors import RecordError
 
 Int32: TypeAlias = NDArray[np.int32]
 Float32: TypeAlias = NDArray[np.float32]
 Bool: TypeAlias = NDArray[np.bool_]
+Experts: TypeAlias = NDArray[np.uint8] | NDArray[np.int16]
+"""[T - 1, MoE layers, top-k], see bus/engine_choices.py."""
 
 
 class TrainSequence(msgspec.Struct, frozen=True, eq=False):
@@ -42,6 +47,10 @@ class TrainSequence(msgspec.Struct, frozen=True, eq=False):
     """What hooks of advantage and loss were promised of the task's metadata, unchanged."""
     columns: dict[str, Float32] = {}
     """Further values per response token by name, [R] each (`age`, ...); all sequences of a batch have the same names."""
+    routed_experts: Experts | None = None
+    """Experts to take; None: those that the router chooses."""
+    kept_tokens: KeptTokens | None = None
+    """Ids over which each response token's probability is normalised; None (or an empty row): the whole vocabulary."""
 
     def __post_init__(self) -> None:
         response = len(self.token_ids) - self.prompt_len
@@ -57,6 +66,13 @@ class TrainSequence(msgspec.Struct, frozen=True, eq=False):
             _check("advantage", self.advantage, np.float32, response)
         for name, column in self.columns.items():
             _check(name, column, np.float32, response)
+        try:
+            if self.routed_experts is not None:
+                check_routed_experts(self.routed_experts, len(self.token_ids))
+            if self.kept_tokens is not None:
+                check_kept_tokens(self.kept_tokens, response)
+        except RecordError as error:
+            raise BadSequence(str(error)) from error
 
     @property
     def length(self) -> int:
@@ -104,8 +120,24 @@ def _check(name: str, array: NDArray[Any], dtype: Any, length: int) -> None:
         )
 
 
+class _Array(msgspec.Struct, frozen=True, array_like=True):
+    """Raw little-endian bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, array: NDArray[Any]) -> "_Array":
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        return cls(little.dtype.str, little.shape, little.tobytes())
+
+    def array(self) -> NDArray[Any]:
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
 class _Columns(msgspec.Struct, frozen=True):
-    """Wire form: every field of all sequences, concatenated."""
+    """Wire form: every field of all sequences, concatenated; what only some sequences have stands apart for each."""
 
     lengths: list[int]
     prompt_lens: list[int]
@@ -117,6 +149,8 @@ class _Columns(msgspec.Struct, frozen=True):
     groups: list[int]
     metadata: list[dict[str, Any]]
     columns: dict[str, bytes]
+    routed_experts: list[_Array | None]
+    kept_tokens: list[tuple[_Array, _Array] | None]
 
 
 def encode_sequences(sequences: Sequence[TrainSequence]) -> bytes:
@@ -135,6 +169,10 @@ def encode_sequences(sequences: Sequence[TrainSequence]) -> bytes:
             name: _join([sequence.columns[name] for sequence in sequences], "<f4")
             for name in (sequences[0].columns if sequences else ())
         },
+        routed_experts=[
+            None if sequence.routed_experts is None else _Array.of(sequence.routed_experts) for sequence in sequences
+        ],
+        kept_tokens=[_encoded_kept(sequence.kept_tokens) for sequence in sequences],
     )
     return msgspec.msgpack.encode(columns)
 
@@ -148,10 +186,17 @@ def decode_sequences(data: bytes) -> list[TrainSequence]:
     advantages = np.frombuffer(columns.advantages, "<f4")
     further = {name: np.frombuffer(column, "<f4") for name, column in columns.columns.items()}
     places = zip(
-        columns.lengths, columns.prompt_lens, columns.executions, columns.groups, columns.metadata, strict=True
+        columns.lengths,
+        columns.prompt_lens,
+        columns.executions,
+        columns.groups,
+        columns.metadata,
+        columns.routed_experts,
+        columns.kept_tokens,
+        strict=True,
     )
     sequences, token, response = [], 0, 0
-    for length, prompt_len, execution, group, metadata in places:
+    for length, prompt_len, execution, group, metadata, experts, kept in places:
         end = response + length - prompt_len
         sequences.append(
             TrainSequence(
@@ -164,10 +209,16 @@ def decode_sequences(data: bytes) -> list[TrainSequence]:
                 group,
                 metadata,
                 {name: column[response:end] for name, column in further.items()},
+                None if experts is None else experts.array(),
+                None if kept is None else KeptTokens(kept[0].array(), kept[1].array()),
             )
         )
         token, response = token + length, end
     return sequences
+
+
+def _encoded_kept(kept: KeptTokens | None) -> tuple[_Array, _Array] | None:
+    return None if kept is None else (_Array.of(kept.offsets), _Array.of(kept.ids))
 
 
 def _join(arrays: list[NDArray[Any]], dtype: str) -> bytes:

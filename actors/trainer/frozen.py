@@ -22,9 +22,17 @@ Weights = dict[str, Tensor]
 class FrozenModel:
     """A model of its own, from a Hugging Face folder. Collective to make."""
 
-    def __init__(self, folder: Path, parallel: Parallel, dtype: torch.dtype, overrides: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parallel: Parallel,
+        dtype: torch.dtype,
+        overrides: Mapping[str, Any],
+        replays: bool = False,
+    ) -> None:
+        """`replays`: its routers take the experts that a sequence has on record."""
         self._device = parallel.device
-        self._model = build_frozen(folder, parallel, dtype, overrides)
+        self._model = build_frozen(folder, parallel, dtype, overrides, replays)
         self._model.module.requires_grad_(False)
         self._model.module.to("cpu")
 

@@ -70,6 +70,8 @@ def _sequence(
         execution=execution,
         group=group,
         columns={"age": ages, **_turn_columns(sample)},
+        routed_experts=sample.routed_experts,
+        kept_tokens=sample.kept_tokens,
     )
 
 

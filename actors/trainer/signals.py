@@ -5,6 +5,8 @@ Invariant: collective; nothing is computed that the configuration does not use, 
     proximal    the policy before the first update of the batch        kept   the version that made the token
     reference   the model that the KL penalty refers to                value  the critic
     teacher:*   frozen models to learn from
+
+With `replay.routing: R2` the proximal pass also says which experts each token took, for the updates that follow.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
 from physarum.actors.trainer.advantage import TEACHER
 from physarum.actors.trainer.algorithm_settings import AlgorithmSettings
-from physarum.actors.trainer.batch import Float32, TrainSequence
+from physarum.actors.trainer.batch import Experts, Float32, TrainSequence
 from physarum.actors.trainer.critic import Critic
 from physarum.actors.trainer.errors import UnsupportedModel
 from physarum.actors.trainer.frozen import FrozenModel, KeptWeights
@@ -56,14 +59,19 @@ class Signals:
             _check_same_shape(self.reference, policy)
         keeps = self._settings.old_logprobs == "kept"
         self.kept = KeptWeights(KEPT_VERSIONS) if keeps else None
-        self._scratch = build(config.hf_folder) if keeps else None
+        self._scratch = build(config.hf_folder, replays=policy.routing is not None) if keeps else None
 
     def complete(self, sequences: Sequence[TrainSequence], critic: Critic | None) -> list[TrainSequence]:
         """The sequences with every column that the algorithm uses; without ages, all tokens are of the present weights."""
         columns: dict[str, list[Float32]] = {}
+        routing: list[Experts] | None = None
         if any(AGE not in one.columns for one in sequences):
             sequences = [one.with_columns(**{AGE: np.zeros(one.response_len, np.float32)}) for one in sequences]
-        if self._settings.needs_proximal:
+        if self._settings.replay.routing == "R2":
+            columns["proximal"], routing = self._passes.logprobs_and_routing(
+                self._policy, sequences, self._config.temperature
+            )
+        elif self._settings.needs_proximal:
             columns["proximal"] = self._asked(self._policy, sequences)
         if self.reference is not None:
             columns["reference"] = self._frozen(self.reference, sequences)
@@ -73,10 +81,11 @@ class Signals:
             columns["kept"] = self._by_makers(sequences)
         if critic is not None:
             columns["value"] = critic.values(self._passes, sequences)
-        return [
+        complete = [
             one.with_columns(**{name: values[index] for name, values in columns.items()})
             for index, one in enumerate(sequences)
         ]
+        return complete if routing is None else _routed(complete, routing)
 
     def before_batch(self, number: int) -> None:
         """The weights as they are now are number `number`."""
@@ -117,8 +126,15 @@ class Signals:
         return result
 
 
-def _frozen_model(config: WorldConfig, parallel: Parallel, dtype: torch.dtype, folder: str) -> FrozenModel:
-    return FrozenModel(Path(folder), parallel, dtype, config.megatron)
+def _routed(sequences: list[TrainSequence], routing: list[Experts]) -> list[TrainSequence]:
+    pairs = zip(sequences, routing, strict=True)
+    return [msgspec.structs.replace(one, routed_experts=experts) for one, experts in pairs]
+
+
+def _frozen_model(
+    config: WorldConfig, parallel: Parallel, dtype: torch.dtype, folder: str, replays: bool = False
+) -> FrozenModel:
+    return FrozenModel(Path(folder), parallel, dtype, config.megatron, replays)
 
 
 def _check_same_shape(reference: FrozenModel, policy: Model) -> None:

@@ -18,16 +18,17 @@ import msgspec
 
 from physarum.actors import states
 from physarum.actors.trainer import exports
-from physarum.actors.trainer.batch import StepResult, TrainSequence
+from physarum.actors.trainer.batch import StepResult
 from physarum.actors.trainer.bodies import Bodies
 from physarum.actors.trainer.checkpoints import CheckpointMeta
 from physarum.actors.trainer.cursor import Cursor
-from physarum.actors.trainer.errors import EmptyBatch, NonFiniteStep, SequenceTooLong
+from physarum.actors.trainer.errors import BadSequence, EmptyBatch, NonFiniteStep, SequenceTooLong
 from physarum.actors.trainer.mismatch_alarm import MismatchAlarm
 from physarum.actors.trainer.plan import Plan
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.recovery import Recovery
+from physarum.actors.trainer.replay_alarm import ReplayAlarm
 from physarum.actors.trainer.retention import Retention
 from physarum.actors.trainer.sequences import train_sequences
 from physarum.actors.trainer.settings import plan_rules
@@ -38,6 +39,7 @@ from physarum.actors.wire import read_header
 from physarum.bus import log, room
 from physarum.bus.lease import Lease
 from physarum.bus.ledger import DurableRecord, GroupClosedRecord, Ledger, PlanRecord, RefillRecord, StepRecord
+from physarum.bus.records import Execution
 from physarum.bus.version import Fork, Version
 from physarum.weightsync.publisher import Snapshot
 
@@ -48,7 +50,7 @@ T = TypeVar("T")
 
 _PUBLISH_TIMEOUT_S: Final = 120.0
 
-_REFUSALS: Final = (NonFiniteStep, EmptyBatch, SequenceTooLong)
+_REFUSALS: Final = (NonFiniteStep, EmptyBatch, SequenceTooLong, BadSequence)
 """The weights are as they were. A plan is replayed verbatim, so an error that it raises each time must end in a record."""
 
 
@@ -81,6 +83,7 @@ class Stepper:
         mismatch = self._config.trainer.algorithm.mismatch
         self._metadata = self._config.trainer.algorithm.metadata
         self._alarm = MismatchAlarm(mismatch.window, mismatch.doubling_steps)
+        self._replay_alarm = ReplayAlarm()
 
     @property
     def version(self) -> Version:
@@ -133,14 +136,11 @@ class Stepper:
         started_at, began_s = time.time(), time.perf_counter()
         measured = age_metrics(plan, self._publish_debt, selection)
         bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
-        # Megabytes of tokens are masked and joined: not on the loop that keeps the lease.
-        sequences = await asyncio.to_thread(
-            train_sequences, bodies, plan.record.executions, plan.record.at_number, plan.forks, self._metadata
-        )
-        result, refused = await self._train(sequences)
+        result, refused = await self._train(plan, bodies)
         self.number += result is not None and result.changed
         record = step_record(self.version, sequence, plan, result, refused, waited_s, started_at)
         measured |= self._alarm.saw(record.metrics)
+        self._replay_alarm.saw(record.metrics)
         record = msgspec.structs.replace(record, metrics=record.metrics | measured)
         await self._book.append(record)
         self._cursor.consume(sequence, plan.record)
@@ -155,10 +155,15 @@ class Stepper:
     async def _entries(self, record: PlanRecord) -> list[log.LogEntry]:
         return await log.get_many(self._context.bus, "samples", (item.sequence for item in record.executions))
 
-    async def _train(self, sequences: list[TrainSequence]) -> tuple[StepResult | None, str]:
-        if not sequences:
-            return None, ""
+    async def _train(self, plan: Plan, bodies: list[Execution]) -> tuple[StepResult | None, str]:
+        record = plan.record
         try:
+            # Megabytes of tokens are masked and joined: not on the loop that keeps the lease.
+            sequences = await asyncio.to_thread(
+                train_sequences, bodies, record.executions, record.at_number, plan.forks, self._metadata
+            )
+            if not sequences:
+                return None, ""
             result = await self._actor.torch.run(
                 lambda: self.world.step(sequences, number=self.number + 1),
                 self._config.trainer.step_timeout_s,

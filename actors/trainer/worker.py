@@ -28,12 +28,13 @@ from physarum.actors.trainer.megatron import distributed
 from physarum.actors.trainer.megatron.exporting import export_parameter, exported_parameters
 from physarum.actors.trainer.megatron.forward import row_logprobs
 from physarum.actors.trainer.megatron.microbatch import MicrobatchTensors, microbatch_tensors
-from physarum.actors.trainer.megatron.model import build
+from physarum.actors.trainer.megatron.model import Model, build
 from physarum.actors.trainer.megatron.optimizer import Optimizer, OptimizerSettings
 from physarum.actors.trainer.minibatches import minibatches, pairs, plan_units
 from physarum.actors.trainer.objective import MAXIMUM, Rows, microbatch_loss, step_metrics
 from physarum.actors.trainer.off_policy import with_weights
 from physarum.actors.trainer.passes import Passes
+from physarum.actors.trainer.replay import replay_metrics
 from physarum.actors.trainer.schedule import Outcome, run_microbatches
 from physarum.actors.trainer.signals import Signals, needed_columns
 from physarum.actors.trainer.world_config import WorldConfig
@@ -53,7 +54,10 @@ class Worker:
         self.config, self._settings = config, config.algorithm
         shape = distributed.Shape.of(config)
         self.parallel = distributed.initialize(store, rank, shape, config.timeout_s, config.seed)
-        self.model = build(Path(config.hf_folder), self.parallel, dtype, config.megatron)
+        self._replay = config.replay
+        self.model = build(
+            Path(config.hf_folder), self.parallel, dtype, config.megatron, replays=self._replay.routing != "off"
+        )
         self.exported = exported_parameters(self.model, self.parallel)
         """Parameters in export order; an index into it is `export_parameter`'s argument."""
         settings = OptimizerSettings(
@@ -78,7 +82,7 @@ class Worker:
         batch, weighed = self._prepared(sequences)
         parts = minibatches(batch, self._settings.minibatches)
         policy = [self._update(part, lr, first=place == 0) for place, part in enumerate(parts) if self._learns_policy]
-        found = _averaged(policy) | weighed | self._learn_values(parts, lr)
+        found = _averaged(policy) | weighed | replay_metrics(batch, self._replay) | self._learn_values(parts, lr)
         if policy:
             self._signals.after_batch(number)
         return StepResult(
@@ -125,7 +129,7 @@ class Worker:
         self.model.ddp.train()
         self.model.ddp.zero_grad_buffer()
         self.optimizer.megatron.zero_grad()
-        microbatches = self._microbatches(sequences, self._columns)
+        microbatches = self._microbatches(sequences, self._columns, self.model)
         sums = run_microbatches(
             self.model, microbatches, self._forward_step, self.config.tokens_per_microbatch, self.parallel
         )
@@ -146,7 +150,9 @@ class Worker:
         if self._critic is None:
             return {}
         steps = [
-            self._critic.update(self._microbatches(part, COLUMNS), lr, self.config.tokens_per_microbatch)
+            self._critic.update(
+                self._microbatches(part, COLUMNS, self._critic.model), lr, self.config.tokens_per_microbatch
+            )
             for part in parts
         ]
         return _averaged(steps)
@@ -185,9 +191,9 @@ class Worker:
         return self.parallel.tp if self.model.bridge.config.sequence_parallel else 1
 
     def _microbatches(
-        self, sequences: Sequence[TrainSequence], columns: Sequence[str]
+        self, sequences: Sequence[TrainSequence], columns: Sequence[str], model: Model
     ) -> list[partial[MicrobatchTensors]]:
-        """This rank's microbatches, each built when its turn comes: only one lies on the device."""
+        """This rank's microbatches for `model`, each built when its turn comes: only one lies on the device."""
         unit = 2 if self.config.objective == "dpo" else 1
         weights = self._weights(sequences)
         lengths = [sequence.length for sequence in sequences]
@@ -201,6 +207,7 @@ class Worker:
                 self._align,
                 self.parallel.device,
                 shard=self.parallel.shard,
+                routing=model.routing,
             )
             for indices in plan
         ]

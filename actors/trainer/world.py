@@ -42,7 +42,9 @@ from physarum.actors.trainer.megatron import distributed
 from physarum.actors.trainer.megatron.bridge import read_config
 from physarum.actors.trainer.megatron.fit import check_fit
 from physarum.actors.trainer.megatron.overrides import sort_overrides
+from physarum.actors.trainer.megatron.routing import check_replay
 from physarum.actors.trainer.rank_process import RankProcess
+from physarum.actors.trainer.replay import replayed
 from physarum.actors.trainer.serve import describe
 from physarum.actors.trainer.worker import Worker
 from physarum.actors.trainer.world_config import WorldConfig
@@ -84,7 +86,9 @@ class World:
         shape = distributed.Shape.of(config)
         distributed.check_parallelism(shape)
         sort_overrides(config.megatron)
-        check_fit(read_config(Path(config.hf_folder)), shape, config.megatron)
+        model = read_config(Path(config.hf_folder))
+        check_fit(model, shape, config.megatron)
+        check_replay(model, config.replay.routing, config.pp, config.megatron)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host; its name need not resolve
         children: list[RankProcess] = []
         try:
@@ -110,7 +114,7 @@ class World:
         Raises EmptyBatch, BadSequence or SequenceTooLong before anything is computed and NonFiniteStep after; in all
         four the weights are unchanged and the world goes on.
         """
-        self._check(sequences, needs_engine=self.config.objective == "rl")
+        sequences = self._checked(sequences, needs_engine=self.config.objective == "rl")
         if not any(sequence.loss_mask.any() for sequence in sequences):
             raise EmptyBatch(f"none of {len(sequences)} sequences has a trained token; expected at least one")
         left = self._weights_changed + 1 if number is None else number
@@ -122,7 +126,7 @@ class World:
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[Float32]:
         """The trainer's log-probability of every response token, one float32 [R] per sequence, in order."""
-        self._check(sequences, needs_engine=False)
+        sequences = self._checked(sequences, needs_engine=False)
         if not sequences:
             return []
         return self._call(lambda: Logprobs(encode_sequences(sequences)), lambda: self._worker.logprobs(sequences))
@@ -204,7 +208,8 @@ class World:
             raise refusal
         return result  # type: ignore[return-value]
 
-    def _check(self, sequences: Sequence[TrainSequence], needs_engine: bool) -> None:
+    def _checked(self, sequences: Sequence[TrainSequence], needs_engine: bool) -> list[TrainSequence]:
+        """The sequences, with what is replayed of their records."""
         budget = self.config.tokens_per_microbatch
         vocabulary = self._worker.model.vocab_size
         for index, sequence in enumerate(sequences):
@@ -220,6 +225,7 @@ class World:
                     f"sequence {index} has a trained token without a valid engine log-probability "
                     "(not finite or above 0); expected one at or below 0: mask the token"
                 )
+        return replayed(sequences, self.config.replay, self._worker.model.routing, vocabulary)
 
     def _check_open(self) -> None:
         if self._closed:

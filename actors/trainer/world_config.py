@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from physarum.actors.trainer.algorithm_settings import AlgorithmSettings
+from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Replay
 
 _POSITIVE = ("lr", "eps", "tokens_per_microbatch", "temperature", "timeout_s", "start_timeout_s", "threads")
 _NOT_NEGATIVE = ("weight_decay", "clip_grad", "warmup_steps", "master_port")
@@ -61,3 +61,8 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas are {self.betas}; expected two numbers from 0 to below 1")
+
+    @property
+    def replay(self) -> Replay:
+        """Demonstrations have no engine whose choices could be taken over."""
+        return Replay() if self.objective == "sft" else self.algorithm.replay

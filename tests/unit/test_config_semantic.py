@@ -113,6 +113,14 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["`trainer.algorithm.minibatches: 64` with `trainer.groups_per_batch: 16`"],
         ),
         (
+            ["trainer.algorithm.replay={routing: R2}"],
+            ["`trainer.algorithm.replay.routing: R2` with `trainer.algorithm.minibatches: 1`"],
+        ),
+        (
+            ["trainer.algorithm.replay={nucleus: true}"],
+            ["`trainer.algorithm.replay.nucleus: true` with `rollout.sampling.top_p: 1.0`", "rollout.sampling.top_k: -1"],
+        ),
+        (
             ["trainer.algorithm.correction=[tis, icepop]"],
             ["corrections `tis` and `icepop` together", "each weighs by the same ratio"],
         ),

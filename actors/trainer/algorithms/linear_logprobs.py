@@ -4,6 +4,7 @@ Invariant: equal to logits = hidden @ weight.T followed by logprobs.py, in value
 float32 logits exist at a time, in the forward and in the backward pass, which computes them once more.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from physarum.actors.trainer.algorithms.logprobs import all_reduce
+from physarum.actors.trainer.algorithms.nucleus import KeptRows
 
 
 def linear_logprobs_and_entropy(
@@ -24,12 +26,14 @@ def linear_logprobs_and_entropy(
     chunk_rows: int,
     entropy_gradient: bool = False,
     reduce_hidden_gradient: bool = True,
+    nucleus: KeptRows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden @ weight.T / temperature)[target] and the entropy of that softmax, [T] each, float32, nats.
 
     `hidden` [T, H], `weight` [V, H] or [V / ranks, H] with `group` (rank r has the rows [r, r + 1) * V / ranks), `targets`
     [T] int64. `reduce_hidden_gradient`: every rank gets the whole gradient of `hidden`; False leaves each rank its part,
-    where the layer before adds them up (sequence parallelism). Memory: chunk_rows * V * 4 bytes a few times over instead of
+    where the layer before adds them up (sequence parallelism). `nucleus`: the softmax is over these ids (nucleus.py, which has
+    the same over whole logits), and so is the entropy. Memory: chunk_rows * V * 4 bytes a few times over instead of
     T * V. Idea: Liger kernel's fused linear cross-entropy (arXiv 2410.10989), here for any loss and sharded vocabularies.
     Raises ValueError for a temperature that is not positive.
     """
@@ -37,10 +41,29 @@ def linear_logprobs_and_entropy(
         raise ValueError(f"temperature is {temperature}; expected more than 0, the one that the engine samples with")
     start = 0 if group is None else dist.get_rank(group) * weight.size(0)
     valid = max(0, min(weight.size(0), vocab_size - start))
+    shape = _Shape(temperature, valid, group, chunk_rows, None if nucleus is None else nucleus.shifted(start))
     logprobs, entropy = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, targets - start, temperature, valid, group, chunk_rows, entropy_gradient, reduce_hidden_gradient
+        hidden, weight, targets - start, shape, entropy_gradient, reduce_hidden_gradient
     )
     return logprobs, entropy
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What is the same for all rows, and the kept sets by row."""
+
+    temperature: float
+    valid: int
+    group: dist.ProcessGroup | None
+    chunk_rows: int
+    kept: KeptRows | None
+
+    def logits(self, hidden: Tensor, weight: Tensor, columns: Tensor, rows: slice) -> Tensor:
+        """[rows, valid] of those rows."""
+        scaled = _scaled_logits(hidden[rows], weight, self.temperature, self.valid)
+        if self.kept is None:
+            return scaled
+        return self.kept.part(rows.start, rows.stop).cut(scaled, columns[rows])
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -52,19 +75,17 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         columns: Tensor,
-        temperature: float,
-        valid: int,
-        group: dist.ProcessGroup | None,
-        chunk_rows: int,
+        shape: _Shape,
         entropy_gradient: bool,
         reduce_hidden_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        pieces = zip(hidden.split(chunk_rows), columns.split(chunk_rows), strict=True)
-        found = [_forward_chunk(piece, weight, column, temperature, valid, group) for piece, column in pieces]
+        found = [
+            _forward_chunk(shape.logits(hidden, weight, columns, rows), columns[rows], shape)
+            for rows in _chunks(len(hidden), shape.chunk_rows) or [slice(0, 0)]
+        ]
         logprobs, normaliser, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.save_for_backward(hidden, weight, columns, normaliser, entropy)
-        ctx.temperature, ctx.valid, ctx.group, ctx.rows = temperature, valid, group, chunk_rows
-        ctx.reduce = reduce_hidden_gradient
+        ctx.shape, ctx.reduce = shape, reduce_hidden_gradient
         ctx.set_materialize_grads(False)
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -73,29 +94,34 @@ class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, columns, normaliser, entropy = ctx.saved_tensors
-        by_logprob = torch.zeros_like(entropy) if grads[0] is None else grads[0] / ctx.temperature
-        by_entropy = None if grads[1] is None else grads[1] / ctx.temperature
+        shape: _Shape = ctx.shape
+        valid = shape.valid
+        by_logprob = torch.zeros_like(entropy) if grads[0] is None else grads[0] / shape.temperature
+        by_entropy = None if grads[1] is None else grads[1] / shape.temperature
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros(weight.shape, dtype=normaliser.dtype, device=weight.device)
-        for start in range(0, len(hidden), ctx.rows):
-            rows = slice(start, start + ctx.rows)
-            scaled = _scaled_logits(hidden[rows], weight, ctx.temperature, ctx.valid)
+        for rows in _chunks(len(hidden), shape.chunk_rows):
+            scaled = shape.logits(hidden, weight, columns, rows)
             if by_entropy is not None:
                 log_softmax = scaled.to(normaliser.dtype).sub_(normaliser[rows, None])
                 grad = _with_entropy(log_softmax, entropy[rows], by_logprob[rows], by_entropy[rows])
-            elif ctx.group is None and ctx.valid:
+            elif shape.group is None and valid:
                 grad = torch.softmax(scaled, -1, dtype=normaliser.dtype).mul_(-by_logprob[rows, None])
             else:
                 grad = scaled.to(normaliser.dtype).sub_(normaliser[rows, None]).exp_().mul_(-by_logprob[rows, None])
-            column, here = _own(columns[rows], ctx.valid)
-            if ctx.valid:
+            column, here = _own(columns[rows], valid)
+            if valid:
                 grad.scatter_add_(1, column[:, None], torch.where(here, by_logprob[rows], 0.0)[:, None])
             grad = grad.to(hidden.dtype)
-            to_hidden[rows] = grad @ weight[: ctx.valid]
-            to_weight[: ctx.valid] += (grad.T @ hidden[rows]).to(to_weight.dtype)
+            to_hidden[rows] = grad @ weight[:valid]
+            to_weight[:valid] += (grad.T @ hidden[rows]).to(to_weight.dtype)
         if ctx.reduce:
-            all_reduce(to_hidden, dist.ReduceOp.SUM, ctx.group)
-        return to_hidden, to_weight.to(weight.dtype), None, None, None, None, None, None, None
+            all_reduce(to_hidden, dist.ReduceOp.SUM, shape.group)
+        return to_hidden, to_weight.to(weight.dtype), None, None, None, None
+
+
+def _chunks(rows: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 def _with_entropy(log_softmax: Tensor, entropy: Tensor, by_logprob: Tensor, by_entropy: Tensor) -> Tensor:
@@ -105,13 +131,12 @@ def _with_entropy(log_softmax: Tensor, entropy: Tensor, by_logprob: Tensor, by_e
     return inner.add_(by_logprob[:, None]).mul_(softmax).neg_()
 
 
-def _forward_chunk(
-    hidden: Tensor, weight: Tensor, columns: Tensor, temperature: float, valid: int, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-probability, log of the normaliser, entropy) of each row."""
+def _forward_chunk(scaled: Tensor, columns: Tensor, shape: _Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probability, log of the normaliser, entropy) of each row; `scaled` [rows, valid] is used up."""
+    valid, group = shape.valid, shape.group
     if group is None and valid:
-        return _forward_whole(_scaled_logits(hidden, weight, temperature, valid), columns)
-    scaled = _reduced(_scaled_logits(hidden, weight, temperature, valid))
+        return _forward_whole(scaled, columns)
+    scaled = _reduced(scaled)
     peak = scaled.amax(-1) if valid else scaled.new_full((len(scaled),), -torch.inf)
     peak = all_reduce(peak, dist.ReduceOp.MAX, group)
     column, here = _own(columns, valid)

@@ -85,4 +85,5 @@ def _rows_to_logprobs(
         chunk_rows=max(1, LOGITS_CHUNK_BYTES // (4 * weight.size(0))),
         entropy_gradient=entropy_gradient,
         reduce_hidden_gradient=not sequence_parallel,
+        nucleus=microbatch.kept,
     )

@@ -4,7 +4,7 @@ Invariant: segments are ordered longest first (one of padding may follow) and co
 neighbouring segments, padded in attention by at most an eighth, and padding is never seen by a real token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,9 +49,16 @@ class PackedLayout(PackedSeqParams):
     shard: ContextShard | None = None
     order: Tensor | None = None
     """[T] place of each token when the parts of all ranks of `shard` are put one after another."""
+    experts: Mapping[int, Tensor] | None = None
+    """By layer with experts, [t, top-k]: those to take (routing.py); None: the routers choose."""
 
 
-def pack_layout(lengths: Sequence[int], device: torch.device, shard: ContextShard | None = None) -> PackedLayout:
+def pack_layout(
+    lengths: Sequence[int],
+    device: torch.device,
+    shard: ContextShard | None = None,
+    experts: Mapping[int, Tensor] | None = None,
+) -> PackedLayout:
     """Layout of segments with `lengths`, longest first, packed without gaps.
 
     With `shard` lengths are multiples of `shard.unit`, and only segments of equal length share a group.
@@ -79,6 +86,7 @@ def pack_layout(lengths: Sequence[int], device: torch.device, shard: ContextShar
         groups=tuple(groups),
         shard=shard,
         order=order,
+        experts=experts,
     )
 
 

@@ -16,10 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from physarum.actors.trainer.algorithms.nucleus import KeptRows
 from physarum.actors.trainer.algorithms.sequences import Sequences
 from physarum.actors.trainer.batch import TrainSequence
 from physarum.actors.trainer.megatron.context import ContextShard, Indices, SharedRows, owners, places
 from physarum.actors.trainer.megatron.layout import PackedLayout, pack_layout
+from physarum.actors.trainer.megatron.routing import Routing
+from physarum.bus.engine_choices import KeptTokens
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,10 @@ class MicrobatchTensors:
     """Whose each of the N rows is; sequences are numbered as the caller gave them."""
     metadata: list[dict[str, Any]]
     """Of each sequence: what hooks were promised."""
+    kept: KeptRows | None
+    """Of the n rows: ids over which their probability is normalised."""
+    origin: Indices
+    """[T / cp] place of this rank's tokens in the caller's sequences, one after another; -1 for padding. On the host."""
 
 
 def microbatch_tensors(
@@ -55,12 +62,14 @@ def microbatch_tensors(
     device: torch.device,
     every: bool = False,
     shard: ContextShard | None = None,
+    routing: Routing | None = None,
 ) -> MicrobatchTensors:
     """Tensors of sequences, packed longest first.
 
     Rows are the trained tokens, or with `every` all response tokens; `names`: the further columns to take along. Every
     rank's part of the pack is padded to a multiple of `align` (sequence parallelism) by one more segment; an empty
-    microbatch is padding only. With `shard` each segment is padded too, to be cut into equal chunks.
+    microbatch is padding only. With `shard` each segment is padded too, to be cut into equal chunks. `routing`: of the
+    model that will read it, where experts are replayed in that model.
     """
     unit, ranks = (1, 1) if shard is None else (shard.unit, shard.size)
     order = sorted(range(len(sequences)), key=lambda index: -sequences[index].length)
@@ -68,20 +77,20 @@ def microbatch_tensors(
     step, total = math.lcm(unit, align * ranks), sum(lengths)
     if padding := -total % step if total else step:
         lengths.append(padding)
-    ids = np.zeros(total + padding, np.int64)
     found = _rows(sequences, weights, names, order, lengths, every)
-    for index, start in zip(order, np.cumsum([0, *lengths]), strict=False):
-        ids[start : start + sequences[index].length] = sequences[index].token_ids
+    ids, origin = _tokens(sequences, order, lengths)
     rows, targets, shared = found["row"], found["target"], None
+    kept = _kept(sequences, order, every)
     if shard is not None:
         owner = owners(lengths, ranks)
         shared = _shared(owner[rows], shard, device)
         own = np.flatnonzero(owner == shard.rank)
-        kept = owner[rows] == shard.rank
-        ids, rows, targets = ids[own], np.searchsorted(own, rows[kept]), targets[kept]
+        here = np.flatnonzero(owner[rows] == shard.rank)
+        ids, origin, rows, targets = ids[own], origin[own], np.searchsorted(own, rows[here]), targets[here]
+        kept = None if kept is None else kept.take(here)
     return MicrobatchTensors(
         tokens=_on(device, ids, torch.int64)[None],
-        layout=pack_layout(lengths, device, shard),
+        layout=pack_layout(lengths, device, shard, None if routing is None else routing.told(sequences, origin)),
         rows=_on(device, rows, torch.int64),
         targets=_on(device, targets, torch.int64),
         shared=shared,
@@ -89,7 +98,39 @@ def microbatch_tensors(
         columns={name: _on(device, found[name], torch.float32) for name in ("engine", "advantage", *names)},
         sequences=Sequences(_on(device, found["owner"], torch.int64), len(sequences)),
         metadata=[sequence.metadata for sequence in sequences],
+        kept=None if kept is None else KeptRows(torch.from_numpy(kept.offsets), _on(device, kept.ids, torch.int64)),
+        origin=origin,
     )
+
+
+def _tokens(
+    sequences: Sequence[TrainSequence], order: Sequence[int], lengths: Sequence[int]
+) -> tuple[Indices, Indices]:
+    """[T] token ids of the whole pack, and `origin` of each; padding is token 0."""
+    ids, origin = np.zeros(sum(lengths), np.int64), np.full(sum(lengths), -1, np.int64)
+    firsts = np.cumsum([0, *(one.length for one in sequences)])
+    for index, start in zip(order, np.cumsum([0, *lengths]), strict=False):
+        end = start + sequences[index].length
+        ids[start:end] = sequences[index].token_ids
+        origin[start:end] = np.arange(firsts[index], firsts[index + 1])
+    return ids, origin
+
+
+def _kept(sequences: Sequence[TrainSequence], order: Sequence[int], every: bool) -> KeptTokens | None:
+    """Of all rows, in the order of `_rows`; None where no sequence has a record."""
+    if all(one.kept_tokens is None for one in sequences):
+        return None
+    return KeptTokens.joined(
+        [
+            (one.kept_tokens or KeptTokens.nothing(one.response_len)).take(_chosen(one, every))
+            for one in (sequences[index] for index in order)
+        ]
+    )
+
+
+def _chosen(sequence: TrainSequence, every: bool) -> Indices:
+    """Response tokens that are rows."""
+    return np.arange(sequence.response_len) if every else np.flatnonzero(sequence.loss_mask)
 
 
 def _rows(
@@ -106,7 +147,7 @@ def _rows(
     start = 0
     for index, length in zip(order, lengths, strict=False):
         sequence = sequences[index]
-        chosen = np.arange(sequence.response_len) if every else np.flatnonzero(sequence.loss_mask)
+        chosen = _chosen(sequence, every)
         parts["row"].append(chosen + (start + sequence.prompt_len - 1))
         parts["target"].append(sequence.token_ids[sequence.prompt_len :][chosen])
         parts["owner"].append(np.full(len(chosen), index))

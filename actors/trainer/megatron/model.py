@@ -21,6 +21,7 @@ from physarum.actors.trainer.megatron.bridge import LocalSpecBridge, load_hf, ma
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.overrides import Overrides, sort_overrides
 from physarum.actors.trainer.megatron.rotary import PackedRotaryEmbedding
+from physarum.actors.trainer.megatron.routing import Routing
 
 LOCAL_SPEC_SETTINGS: dict[str, Any] = {
     "transformer_impl": "local",
@@ -50,11 +51,16 @@ class Model:
     bridge: LocalSpecBridge
     vocab_size: int
     overrides: Overrides
+    routing: Routing | None = None
+    """Its routers, where they can be told what to choose."""
 
 
-def build(hf_folder: Path, parallel: Parallel, dtype: torch.dtype, overrides: Mapping[str, Any]) -> Model:
-    """Build, load and wrap. `overrides` is the `megatron:` section. Raises UnsupportedModel, UnknownMegatronField."""
-    bare = build_frozen(hf_folder, parallel, dtype, overrides)
+def build(
+    hf_folder: Path, parallel: Parallel, dtype: torch.dtype, overrides: Mapping[str, Any], replays: bool = False
+) -> Model:
+    """Build, load and wrap. `overrides` is the `megatron:` section; `replays`: routers can be told what to choose. Raises
+    UnsupportedModel, UnknownMegatronField."""
+    bare = build_frozen(hf_folder, parallel, dtype, overrides, replays)
     return wrapped(bare, dtype)
 
 
@@ -68,19 +74,22 @@ def wrapped(bare: Model, dtype: torch.dtype) -> Model:
     return replace(bare, ddp=ddp)
 
 
-def build_frozen(hf_folder: Path, parallel: Parallel, dtype: torch.dtype, overrides: Mapping[str, Any]) -> Model:
+def build_frozen(
+    hf_folder: Path, parallel: Parallel, dtype: torch.dtype, overrides: Mapping[str, Any], replays: bool = False
+) -> Model:
     """Build and load, without gradients' buffers. Raises as `build`."""
     chosen = sort_overrides(overrides)
     settings = dict(LOCAL_SPEC_SETTINGS)
     if parallel.device.type == "cpu":
         settings |= CPU_SETTINGS
-    settings |= chosen.transformer | {"calculate_per_token_loss": True}
+    settings |= chosen.transformer | {"calculate_per_token_loss": True, "moe_enable_routing_replay": replays}
     bridge = make_bridge(hf_folder, dtype, parallel.tp, settings)
     module = bridge._model_provider([])(pre_process=parallel.pp_rank == 0, post_process=parallel.is_last_stage)
     module.rotary_pos_emb = PackedRotaryEmbedding.adopt(module.rotary_pos_emb)
     module.to(parallel.device)
     load_hf(bridge, module, hf_folder)
-    return Model(module, module, bridge, bridge.hf_config.vocab_size, chosen)
+    routing = Routing(module, bridge.config, parallel) if replays else None
+    return Model(module, module, bridge, bridge.hf_config.vocab_size, chosen, routing)
 
 
 def _ddp_config(overrides: Overrides, dtype: torch.dtype) -> DistributedDataParallelConfig:

@@ -36,6 +36,7 @@ OWNED = {
     "expert_tensor_parallel_size": "etp",
     "calculate_per_token_loss": "reduction",
     "finalize_model_grads_func": "reduction",
+    "moe_enable_routing_replay": "algorithm.replay.routing",
 }
 """Megatron fields that a setting of the trainer decides, and its name."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from replay_reference import save_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from physarum.actors.trainer.batch import TrainSequence
@@ -66,3 +67,11 @@ def make_batch() -> Callable[..., list[TrainSequence]]:
         return sequences
 
     return make
+
+
+@pytest.fixture(scope="session")
+def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 with experts."""
+    made = tmp_path_factory.mktemp("experts")
+    save_model(made)
+    return made
