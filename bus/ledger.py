@@ -130,13 +130,21 @@ class RollbackRecord(msgspec.Struct, frozen=True, kw_only=True, tag="rollback"):
 
 class GroupClosedRecord(msgspec.Struct, frozen=True, kw_only=True, tag="group_closed"):
     """A group goes on without `missing`, whose executions, if they still come, are dropped(late). `trained` False: what
-    is there is dropped(incomplete), too."""
+    is there is dropped(incomplete), too. `source`, `first_ordinal`: where the group stands in the line of admission; -1 in
+    records of before they were kept."""
 
     group: str
     size: int
     members: list[int]
     missing: list[int]
     trained: bool
+    source: str = ""
+    first_ordinal: int = -1
+
+    def gone_ordinals(self) -> list[int]:
+        """Of which nothing more will be trained; none where the place in line was not kept."""
+        gone = self.missing if self.trained else range(self.size)
+        return [self.first_ordinal + member for member in gone] if self.first_ordinal >= 0 else []
 
 
 class RefillRecord(msgspec.Struct, frozen=True, kw_only=True, tag="refill"):

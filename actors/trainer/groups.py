@@ -262,6 +262,8 @@ class Groups:
             members=sorted(group.members),
             missing=sorted(set(range(group.size)) - group.members.keys()),
             trained=len(group.members) >= self._rules.min_members or not self._rules.drop_incomplete,
+            source=group.source,
+            first_ordinal=group.first_ordinal,
         )
 
     def _group(self, name: str, size: int, now: float) -> Group:

@@ -134,6 +134,7 @@ class Planner:
         if isinstance(record, RefillRecord):
             self.groups.asked(record)
             return
+        self._turns.pass_over(record.source, record.gone_ordinals())
         dropped = self.groups.close(record)
         for arrived in dropped:
             self._drops.add(arrived, "incomplete", now)

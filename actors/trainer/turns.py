@@ -21,13 +21,14 @@ class Turns:
         self._waits = waits
         self._gone: dict[str, IntervalSet] = {}
         for name, ordinals in disposed.items():
-            self._pass(name.partition("+")[0], ordinals)
+            self.pass_over(name.partition("+")[0], ordinals)
 
     def skip(self, source: str, first: int, size: int) -> None:
         """The group of these ordinals was taken, or brings nothing: those behind it do not wait for it."""
-        self._pass(source, range(first, first + size))
+        self.pass_over(source, range(first, first + size))
 
-    def _pass(self, source: str, ordinals: Iterable[int]) -> None:
+    def pass_over(self, source: str, ordinals: Iterable[int]) -> None:
+        """These ordinals bring nothing more."""
         if self._waits(source):
             gone = self._gone.setdefault(source, IntervalSet())
             for ordinal in ordinals:

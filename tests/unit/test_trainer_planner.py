@@ -278,7 +278,9 @@ def test_a_group_is_closed_at_its_deadline_and_a_late_member_is_dropped() -> Non
     assert planner.groups.next_deadline() == 110.0
     assert planner.groups.overdue(109.9) == []
     [closing] = planner.groups.overdue(110.0)
-    assert closing == GroupClosedRecord(group="s/0/0", size=SIZE, members=[0], missing=[1], trained=True)
+    assert closing == GroupClosedRecord(
+        group="s/0/0", size=SIZE, members=[0], missing=[1], trained=True, source="s", first_ordinal=0
+    )
     planner.apply(closing)
     assert planner.groups.next_deadline() is None
     planner.admit(Arrived(2, header(1)), now=111.0)

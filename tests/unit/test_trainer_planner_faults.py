@@ -18,6 +18,10 @@ from physarum.configs.filters import FiltersConfig
 SIZE = 2
 REFILL = RefillRecord(source="s", ordinal=1, group="s/0/0", member=1, attempt=1)
 
+CLOSING = GroupClosedRecord(
+    group="s/0/0", size=SIZE, members=[0], missing=[1], trained=True, source="s", first_ordinal=0
+)
+
 
 def rules(consumption: str = "mask", groups: int = 1, bound: int = 1, refills: int = 0) -> PlanRules:
     return PlanRules(
@@ -105,6 +109,25 @@ class TestTheLineBehindADeadMember:
         assert successor.bury(dead(1)) is None
         assert successor.ready
         assert not successor.groups.awaits("s/0/0"), "nothing of it will ever come"
+
+    def test_after_a_takeover_a_member_that_missed_its_deadline_is_not_waited_for(self) -> None:
+        planner = Planner(rules("wait"))
+        admit(planner, header(0))
+        planner.apply(CLOSING)
+        assert took(planner) == ([0], [])
+        successor = Planner(rules("wait"), dict(planner._disposed))
+        admit(successor, header(2), header(3), start=3)
+        assert not successor.ready
+        successor.apply(CLOSING)
+        assert successor.ready
+
+    def test_a_closed_group_that_was_not_taken_keeps_its_turn_after_a_takeover(self) -> None:
+        successor = Planner(rules("wait"))
+        successor.apply(CLOSING)
+        admit(successor, header(2), header(3), start=2)
+        assert not successor.ready, "what came of it is read again"
+        admit(successor, header(0), start=4)
+        assert took(successor) == ([0], [])
 
     def test_a_letter_read_before_the_samples_does_not_pass_over_its_group(self) -> None:
         planner = Planner(rules("wait", refills=1))
