@@ -33,6 +33,9 @@ _log = logging.getLogger(__name__)
 
 _MAX_PAYLOAD: Final = 32 << 20
 _LOG_LINES: Final = 12
+_LOG_BYTES = 64 << 20
+"""From here the log goes on in a new file; the last `_LOGS` files stay, the present one among them."""
+_LOGS: Final = 3
 _LOST: Final = -1
 """Stands for the exit status of a server that was not our child."""
 
@@ -215,6 +218,8 @@ class EmbeddedServer:
         return (
             f"server_name: physarum\nlisten: 127.0.0.1:{port}\nhttp: 127.0.0.1:{monitor}\n"
             f"ports_file_dir: {orjson.dumps(str(ports)).decode()}\nmax_payload: {_MAX_PAYLOAD}\nmax_pending: {256 << 20}\n"
+            f"log_file: {orjson.dumps(str(self.log_path)).decode()}\n"
+            f"logfile_size_limit: {_LOG_BYTES}\nlogfile_max_num: {_LOGS}\n"
             f"{authorization}"
             f"jetstream {{ store_dir: {orjson.dumps(str(self._folder / 'store')).decode()}{limit} }}\n"
         )

@@ -58,7 +58,7 @@ class Sizes:
     real_kills: int
 
 
-SIZES: Final = {"smoke": Sizes(0, 0, 8, 40, 0), "full": Sizes(48, 60, 16, 100, 6)}
+SIZES: Final = {"smoke": Sizes(0, 0, 6, 24, 0), "full": Sizes(48, 60, 16, 100, 6)}
 
 
 @dataclass

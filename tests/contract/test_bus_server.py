@@ -12,7 +12,7 @@ import psutil
 import pytest
 from bus_fixture import DEADLINE_S, OwnServer, connect, fresh_run, small_config
 
-from physarum.bus import layout, log
+from physarum.bus import layout, log, server
 from physarum.bus.connection import Bus
 from physarum.bus.endpoint import Endpoint
 from physarum.bus.errors import BusRefusedError, BusUnreachableError, ServerStartError, StoreLockedError
@@ -50,6 +50,18 @@ async def test_a_server_that_nobody_recorded_is_stopped_all_the_same(own_server:
 
 async def test_whoever_comes_later_finds_the_running_server(own_server: OwnServer, tmp_path: Path) -> None:
     assert await EmbeddedServer(tmp_path / "own-bus").ensure() == own_server.record
+
+
+async def test_the_log_of_a_server_that_says_much_stays_bounded(
+    own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_LOG_BYTES", 2048)
+    for _ in range(8):  # each says some kilobytes as it starts
+        own_server.kill()
+        await own_server.start()
+    logs = sorted((tmp_path / "own-bus").glob("nats-server.log*"))
+    assert len(logs) == server._LOGS, logs
+    assert max(path.stat().st_size for path in logs) < 4 * 2048
 
 
 async def test_the_lock_ends_with_the_server_not_with_its_starter(own_server: OwnServer) -> None:
