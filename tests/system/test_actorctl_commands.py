@@ -218,9 +218,10 @@ def test_help_documents_the_exit_status(folder: Path) -> None:
 
 def _read_all(terminal: int) -> str:
     """Everything until the other side closes (Linux then reports an error)."""
-    found = b""
+    found, waiting = b"", select.poll()  # select() knows no descriptor above 1023
+    waiting.register(terminal, select.POLLIN)
     with contextlib.suppress(OSError):
-        while select.select([terminal], [], [], LIMIT_S)[0] and (data := os.read(terminal, 65536)):
+        while waiting.poll(LIMIT_S * 1000) and (data := os.read(terminal, 65536)):
             found += data
     os.close(terminal)
     return found.decode(errors="replace")
