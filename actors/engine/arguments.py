@@ -70,6 +70,8 @@ def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:
             defaults |= {"cuda-graph-backend-decode": "disabled", "cuda-graph-backend-prefill": "disabled"}
         else:
             defaults["disable-cuda-graph"] = True
+        if "sleep-on-idle" in known:  # measured: its scheduler takes 0.8 of a core while it waits for requests
+            defaults["sleep-on-idle"] = True
     return defaults
 
 

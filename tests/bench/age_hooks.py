@@ -39,8 +39,8 @@ class World:
     fleet: ClassVar[Fleet]
     epoch: ClassVar[int] = 1
     made: ClassVar[dict[str, list[tuple[int, int]]]] = {}
-    slots: ClassVar[list[tuple[int, float, float]]] = []
-    """At each update: the number, the time, and slots taken integrated over time."""
+    made_by: ClassVar[dict[int, tuple[float, float, float]]] = {}
+    """At the update to each number: the time, slots taken integrated over time, tokens made."""
     begun: ClassVar[dict[str, int]] = {}
     """Groups that are under way, by the number of the weights that made their first token."""
 

@@ -218,7 +218,7 @@ async def _follow(stage: Stage) -> None:
                         world.begun.pop(name, None)
                 elif isinstance(record, StepRecord) and record.changed:
                     fleet.update(record.number)
-                    world.slots.append((record.number, fleet.now(), fleet.busy_slot_s))
+                    world.made_by[record.number] = (fleet.now(), *fleet.totals())
 
 
 if __name__ == "__main__":

@@ -20,11 +20,15 @@ _TAIL = 0.99
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over the steps after warm-up. `bus_share`: of the trainer's time neither trained nor waited for samples."""
+    """Means over the steps after warm-up. `limit_s`: of the tokens trained; `window_limit_s`: max(train, generate + pause) of
+    what was trained and what was generated in these steps; `bus_share`: of the trainer's time neither trained nor waited for
+    samples.
+    """
 
     steps: int
     step_s: float
     limit_s: float
+    window_limit_s: float
     trained_tokens_per_s: float
     trainer_idle: float
     bus_share: float
@@ -54,14 +58,18 @@ def measured(model: Model, warm: int, k: int, done: Sequence[Settled], closed: A
     worked = sum(one.step.metrics["model_train_s"] for one in steps)
     tokens = [one.step.metrics["model_tokens"] for one in steps]
     data = _data_lengths(model)
+    busy_slots, made = _generated(before.number, steps[-1].step.number)
     return Measured(
         steps=len(steps),
         step_s=seconds / len(steps),
         limit_s=model.limit_s(float(np.mean(tokens))),
+        window_limit_s=max(
+            model.train_s(float(np.mean(tokens))), model.generation_s(made / len(steps)) + model.pause_s
+        ),
         trained_tokens_per_s=float(trained.sum()) / seconds,
         trainer_idle=waited / seconds,
         bus_share=1 - (waited + worked) / seconds,
-        slot_idle=1 - _busy(before.number, steps[-1].step.number) / (model.fleet * model.slots),
+        slot_idle=1 - busy_slots / (model.fleet * model.slots),
         max_trained_age=max(age for made in ages for age, _ in made),
         over_age_tokens_trained=UNIT * sum(tokens for made in ages for age, tokens in made if age > k),
         tokens_masked_share=masked / (masked + float(trained.sum())),
@@ -86,11 +94,10 @@ def _parts(task: str) -> Iterator[tuple[int, int, int]]:
         start += units
 
 
-def _busy(first: int, last: int) -> float:
-    """Slots taken on the average between the updates to two numbers."""
-    seen = {number: (at, busy) for number, at, busy in age_hooks.World.slots}
-    (began, busy), (ended, total) = seen[first], seen[last]
-    return (total - busy) / (ended - began)
+def _generated(first: int, last: int) -> tuple[float, float]:
+    """(Slots taken on the average, tokens made) between the updates to two numbers."""
+    (began, busy, made), (ended, all_busy, all_made) = (age_hooks.World.made_by[number] for number in (first, last))
+    return (all_busy - busy) / (ended - began), all_made - made
 
 
 def _data_lengths(model: Model) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -41,23 +42,24 @@ async def run_all(specs: Sequence[Spec], at_once: int) -> dict[str, Measured]:
 
 
 async def _run(spec: Spec, place: Path, room: asyncio.Semaphore) -> Measured:
-    path, errors = place / f"{spec.name}.json", place / f"{spec.name}.log"
+    path, output, errors = (place / f"{spec.name}.{kind}" for kind in ("json", "out", "log"))
     path.write_bytes(msgspec.json.encode(spec))
     async with room:
-        with errors.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tests.bench.age_line", str(path),
-                stdout=asyncio.subprocess.PIPE, stderr=log, env=environment(), cwd=ROOT,
-            )  # fmt: skip
-        try:
-            async with asyncio.timeout(_RUN_S):
-                output, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-    if process.returncode != 0:
+        returncode = await _ended([sys.executable, "-m", "tests.bench.age_line", str(path)], output, errors)
+    if returncode != 0:
         tail = "\n".join(errors.read_text(errors="replace").splitlines()[-_LINES:])
-        raise RunFailedError(f"run {spec.name} ended with {process.returncode}; its last lines:\n{tail}")
-    found = msgspec.json.decode(output.splitlines()[-1], type=Measured)
+        raise RunFailedError(f"run {spec.name} ended with {returncode}; its last lines:\n{tail}")
+    found = msgspec.json.decode(output.read_bytes().splitlines()[-1], type=Measured)
     _log.info("%s: %s", spec.name, found)
     return found
+
+
+async def _ended(command: list[str], output: Path, errors: Path) -> int:
+    """The exit status. A Popen: asyncio's own start of a process never ends when it is cancelled halfway."""
+    with output.open("wb") as out, errors.open("wb") as log:
+        process = subprocess.Popen(command, stdout=out, stderr=log, env=environment(), cwd=ROOT)
+    try:
+        async with asyncio.timeout(_RUN_S):
+            return await asyncio.to_thread(process.wait)
+    finally:
+        process.kill()

@@ -126,6 +126,7 @@ class Engine:
         self._versions: list[tuple[float, int]] = [(0.0, 0)]
         self._timer: asyncio.TimerHandle | None = None
         self.busy_slot_s = 0.0
+        self.made_tokens = 0.0
 
     @property
     def running(self) -> int:
@@ -157,7 +158,9 @@ class Engine:
         self.busy_slot_s += len(self._running) * (now - self._at)
         worked_s = now - max(self._at, min(now, self._frozen_until))
         if self._running:
-            self._tokens += worked_s / self._model.decode_s(len(self._running))
+            tokens = worked_s / self._model.decode_s(len(self._running))
+            self._tokens += tokens
+            self.made_tokens += tokens * len(self._running)
         self._at = now
 
     def _arm(self) -> None:
@@ -207,9 +210,8 @@ class Fleet:
         for engine in self.engines:
             engine.update(number)
 
-    @property
-    def busy_slot_s(self) -> float:
-        """Slots taken, integrated over time."""
+    def totals(self) -> tuple[float, float]:
+        """(Slots taken, integrated over time; tokens made) since the start."""
         for engine in self.engines:
             engine.advance()
-        return sum(engine.busy_slot_s for engine in self.engines)
+        return sum(engine.busy_slot_s for engine in self.engines), sum(engine.made_tokens for engine in self.engines)

@@ -18,8 +18,9 @@ _STOP_S: Final = 20.0
 
 
 def environment() -> dict[str, str]:
-    """One thread for each process, and the repository importable."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """One thread for each process, and the repository importable, before what is importable already."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @contextlib.contextmanager

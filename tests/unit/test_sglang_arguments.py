@@ -22,6 +22,7 @@ NEW = ServerSchema(
         Argument(["--max-total-tokens"], 1),
         Argument(["--max-running-requests"], 1),
         Argument(["--skip-server-warmup"], 0),
+        Argument(["--sleep-on-idle"], 0),
         Argument(["--cuda-graph-backend-decode"], 1, ["full", "disabled"]),
         Argument(["--cuda-graph-backend-prefill"], 1, ["full", "disabled"]),
         Argument(["--cuda-graph-bs"], "+"),
@@ -86,8 +87,9 @@ def test_wrong_forms_are_refused(user: dict[str, object], words: str) -> None:
 
 def test_cpu_defaults_use_the_words_of_the_release() -> None:
     old = ServerSchema("0.5.15.post1", [Argument(["--disable-cuda-graph"], 0)])
-    assert default_arguments("cpu", NEW)["cuda-graph-backend-decode"] == "disabled"
-    assert default_arguments("cpu", old)["disable-cuda-graph"] is True
+    new, earlier = default_arguments("cpu", NEW), default_arguments("cpu", old)
+    assert new["cuda-graph-backend-decode"] == "disabled" and new["sleep-on-idle"] is True
+    assert earlier["disable-cuda-graph"] is True and "sleep-on-idle" not in earlier
     assert default_arguments("cuda", NEW) == {}
 
 

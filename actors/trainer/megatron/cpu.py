@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,7 +39,8 @@ def install() -> None:
     _redirect_streams()
     _redirect_generators()
     _redirect_barrier()
-    _patch_megatron()
+    with _uncompiled():
+        _patch_megatron()
 
 
 def _names_cuda(device: Any) -> bool:
@@ -203,6 +204,23 @@ def _redirect_barrier() -> None:
         return barrier(group=group, async_op=async_op)
 
     _replace(dist, barrier=redirected)
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Megatron decorates small functions with torch.compile at import: on the CPU that loads TorchInductor at every start
+    of a rank (1 s), and calls for a C++ compiler at the first use. Here they stay the functions that they are.
+    """
+
+    def unchanged(function: Callable[..., Any] | None = None, **_options: Any) -> Callable[..., Any]:
+        return (lambda later: later) if function is None else function
+
+    compiled = torch.compile
+    _replace(torch, compile=unchanged)
+    try:
+        yield
+    finally:
+        _replace(torch, compile=compiled)
 
 
 def _patch_megatron() -> None:
