@@ -61,6 +61,7 @@ test-all: env-dev env-engine
 
 lint: env-dev
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy $(STRICT)
 	@$(BIN)/lint-imports
 

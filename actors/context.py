@@ -125,7 +125,13 @@ class Context:
     """One actor's surroundings. `draining` is set when it should finish what it holds and take nothing new."""
 
     def __init__(
-        self, identity: Identity, config: RootConfig, folder: RunFolder, endpoint: Endpoint, bus: Bus, publisher: Publisher
+        self,
+        identity: Identity,
+        config: RootConfig,
+        folder: RunFolder,
+        endpoint: Endpoint,
+        bus: Bus,
+        publisher: Publisher,
     ) -> None:
         self.identity = identity
         self.config = config

@@ -57,6 +57,4 @@ def dead_task(entry: LogEntry, run: str) -> DeadTask | None:
 
 
 def _dead(of: Task | ExecutionHeader, task: str, reason: str, *, evaluation: bool) -> DeadTask:
-    return DeadTask(
-        task, of.source, of.ordinal, of.attempt, of.group, of.group_size, of.member, evaluation, reason
-    )
+    return DeadTask(task, of.source, of.ordinal, of.attempt, of.group, of.group_size, of.member, evaluation, reason)

@@ -133,7 +133,9 @@ def _register(run: str, key: StreamKey, *, expiring: bool) -> StreamConfig:
         allow_direct=True,
         allow_msg_ttl=expiring or None,
         # Watchers are told after a value is stored; a plain subscription may be told before, and read the old one.
-        republish=None if key in _UNWATCHED else RePublish(src=names.all_subjects(run, key), dest=changed, headers_only=True),
+        republish=None
+        if key in _UNWATCHED
+        else RePublish(src=names.all_subjects(run, key), dest=changed, headers_only=True),
     )
 
 

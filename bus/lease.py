@@ -109,7 +109,9 @@ async def _take(leases: Register[LeaseRecord], name: str, owner: str) -> int:
 def _holder_is_dead(name: str, record: LeaseRecord) -> bool:
     if record.process is None or not record.process.known_dead:
         return False
-    _log.warning("lease %s: its holder %s (pid %d) has ended without releasing it", name, record.owner, record.process.pid)
+    _log.warning(
+        "lease %s: its holder %s (pid %d) has ended without releasing it", name, record.owner, record.process.pid
+    )
     return True
 
 

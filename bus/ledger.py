@@ -42,7 +42,6 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     ordinal: int
     attempt: int
 
-
     @property
     def lineage(self) -> str:
         """The source, and the attempt where it is not the first: ordinals are unique within it."""
@@ -161,9 +160,7 @@ class RefillRecord(msgspec.Struct, frozen=True, kw_only=True, tag="refill"):
     reason: str = "dead"
 
 
-LedgerRecord: TypeAlias = (
-    PlanRecord | StepRecord | DurableRecord | RollbackRecord | GroupClosedRecord | RefillRecord
-)
+LedgerRecord: TypeAlias = PlanRecord | StepRecord | DurableRecord | RollbackRecord | GroupClosedRecord | RefillRecord
 
 
 class Numbered(msgspec.Struct, frozen=True):
@@ -243,4 +240,6 @@ def surviving_steps(records: list[Numbered]) -> list[StepRecord]:
 
 def forks_of(records: list[Numbered]) -> tuple[Fork, ...]:
     """Every rollback so far, for effective version numbers."""
-    return tuple(Fork(item.record.new_epoch, item.record.fork) for item in records if isinstance(item.record, RollbackRecord))
+    return tuple(
+        Fork(item.record.new_epoch, item.record.fork) for item in records if isinstance(item.record, RollbackRecord)
+    )

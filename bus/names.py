@@ -14,7 +14,18 @@ SCORES_HEADER: Final = "Ph-Scores"
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 
 StreamKey = Literal[
-    "tasks", "episodes", "samples", "evals", "ledger", "dead", "metrics", "lease", "presence", "claims", "weights", "run"
+    "tasks",
+    "episodes",
+    "samples",
+    "evals",
+    "ledger",
+    "dead",
+    "metrics",
+    "lease",
+    "presence",
+    "claims",
+    "weights",
+    "run",
 ]
 TASK_CLASSES: Final = ("partial", "p0", "p1", "eval")
 

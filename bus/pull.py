@@ -52,8 +52,9 @@ class Puller:
 
     async def stop(self) -> list[Msg]:
         """Ends the subscription; returns what was delivered and not fetched, for the caller to give back."""
-        if self._subscription is not None and not self._bus.client.is_closed:
-            await self._subscription.unsubscribe()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self._bus.client.is_closed:
+            await subscription.unsubscribe()
         left, self._messages = list(self._messages), deque()
         return left
 

@@ -98,7 +98,9 @@ class EmbeddedServer:
             orphan = self._unrecorded()
             if orphan is None:
                 raise
-        _log.warning("nats-server (pid %d) of %s was started by a process that died over it; taken over", orphan, self._folder)
+        _log.warning(
+            "nats-server (pid %d) of %s was started by a process that died over it; taken over", orphan, self._folder
+        )
         return await self._recorded(orphan, lambda: None if process_clock.started_s(orphan) is not None else _LOST)
 
     def running(self) -> ServerRecord | None:

@@ -127,10 +127,17 @@ class WorkQueue:
             yield self
         finally:
             keeper.cancel()
-            left = [Delivery(self, message) for message in await self._puller.stop()]
+            await self.stop()
             if not self.bus.client.is_closed:
-                for delivery in (*left, *self._held):
+                for delivery in tuple(self._held):
                     await delivery.give_back()
+
+    async def stop(self) -> None:
+        """Leases nothing more, gives back what nobody fetched; what was fetched stays leased until it is ended."""
+        left = [Delivery(self, message) for message in await self._puller.stop()]
+        if not self.bus.client.is_closed:
+            for delivery in left:
+                await delivery.give_back()
 
     async def fetch(self, batch: int, wait_s: float) -> list[Delivery]:
         """Leases up to `batch` messages. Foreign runs' messages and those out of tries are buried, not returned.

@@ -12,7 +12,9 @@ from physarum.configs.types import Section, refuse
 def _check_keep(value: Any) -> Any:
     number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if not number and value not in ("floor", "all"):
-        raise refuse("`floor`, `all`, or a number of steps of at least 1", "write for example `keep: all`, or `keep: 100`")
+        raise refuse(
+            "`floor`, `all`, or a number of steps of at least 1", "write for example `keep: all`, or `keep: 100`"
+        )
     return value
 
 

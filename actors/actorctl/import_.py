@@ -21,7 +21,9 @@ _LEFT_OUT: Final = {"duplicates": "further copies", "alone": "alone of their gro
 
 
 def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `actorctl export` wrote.", exists=True, dir_okay=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What `actorctl export` wrote.", exists=True, dir_okay=False)
+    ],
     name: Annotated[Optional[str], typer.Argument(metavar="[RUN]", help="A run that gets them too.")] = None,  # noqa: UP045
     new: Annotated[Optional[str], typer.Option("--run", help="A new run that holds them.")] = None,  # noqa: UP045
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave lines out that are no executions.")] = False,
@@ -36,7 +38,9 @@ def import_file(
     with exits.reported(verbose):
         if (name is None) == (new is None):
             remedy = "write `import FILE RUN`, or `import FILE --run NAME`"
-            raise ConfigError([Problem(Severity.ERROR, "import", "both or neither", "one of RUN and --run NAME", remedy)])
+            raise ConfigError(
+                [Problem(Severity.ERROR, "import", "both or neither", "one of RUN and --run NAME", remedy)]
+            )
         if new is not None:
             found = uvloop.run(_into_new(file, new, root, skip_bad))
         else:

@@ -27,7 +27,9 @@ def sample_text(view: SampleView) -> str:
 def version_text(view: VersionView) -> str:
     """Who made it, and what it took part in."""
     made = f"made by plan {view.made_by}" if view.made_by is not None else "the weights that an epoch began with"
-    lines = [f"{view.version}: {made}{', withdrawn by a takeover' if view.withdrawn else ''}; age counts from {view.effective}"]
+    lines = [
+        f"{view.version}: {made}{', withdrawn by a takeover' if view.withdrawn else ''}; age counts from {view.effective}"
+    ]
     lines += [
         f"  step {step.number} (plan {step.plan}): {step.tokens} tokens of age {step.age}"
         + (f" in {step.executions} executions" if step.executions is not None else " (samples trimmed)")
@@ -73,13 +75,19 @@ def _execution(one: ExecutionRow) -> str:
 
 def _copy(copy: Copy) -> str:
     reward = "-" if copy.reward is None else f"{copy.reward:.3f}"
-    return f"  {copy.stream.upper()} #{copy.sequence} {copy.execution}: reward {reward}, versions {_counts(copy.versions)}"
+    return (
+        f"  {copy.stream.upper()} #{copy.sequence} {copy.execution}: reward {reward}, versions {_counts(copy.versions)}"
+    )
 
 
 def _use(use: Use) -> str:
     step = "not executed yet" if use.step is None else f"step {use.step}"
     marks = ", ".join(name for name, is_so in (("void", use.void), ("provisional", use.provisional)) if is_so)
-    fate = f"dropped ({use.dropped})" if use.dropped else f"trained {use.trained_tokens}, masked {use.masked_tokens} tokens"
+    fate = (
+        f"dropped ({use.dropped})"
+        if use.dropped
+        else f"trained {use.trained_tokens}, masked {use.masked_tokens} tokens"
+    )
     return f"  plan {use.plan} (epoch {use.epoch}), {step}{f' ({marks})' if marks else ''}: {fate}"
 
 

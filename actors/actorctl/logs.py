@@ -37,7 +37,9 @@ def log_files(folder: RunFolder, instance: str | None) -> list[Path]:
 def read(paths: list[Path], count: int, follow: bool) -> Iterator[Line]:
     """The last `count` lines of each file, then (`follow`) every new one, also across rotation; by the `tail` program."""
     command = ["tail", "-v", "-n", str(count), *(["-F"] if follow else []), *map(str, paths)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace") as tail:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+    ) as tail:
         assert tail.stdout is not None
         try:
             yield from _attributed(tail.stdout)

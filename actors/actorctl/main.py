@@ -94,7 +94,12 @@ def down(
             say({"run": None}, "nothing is running", as_json)
             return
         stopped = uvloop.run(down_command.stop_run(folder, now))
-        found = {"run": stopped.run, "supervisor": stopped.supervisor, "actors": list(stopped.actors), "bus": stopped.bus}
+        found = {
+            "run": stopped.run,
+            "supervisor": stopped.supervisor,
+            "actors": list(stopped.actors),
+            "bus": stopped.bus,
+        }
         say(found, f"run {stopped.run} is stopped ({len(stopped.actors)} actors)", as_json)
 
 

@@ -42,7 +42,11 @@ async def look(folder: RunFolder) -> dict[str, Any]:
 
 def show(state: dict[str, Any], console: Console) -> None:
     supervisor = state["supervisor"]
-    by = "no supervisor (it was killed; `actorctl up` adopts the actors)" if supervisor is None else f"supervisor {supervisor}"
+    by = (
+        "no supervisor (it was killed; `actorctl up` adopts the actors)"
+        if supervisor is None
+        else f"supervisor {supervisor}"
+    )
     console.print(f"run {state['run']}: {by}, bus {state['bus']}", markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="dim")
     for name in ("role", "instance", "pid", "state", "up", "restarts", "gpus", "lag", "numbers"):

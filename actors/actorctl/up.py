@@ -162,7 +162,9 @@ def detach(config: RootConfig, command: Sequence[str] = ()) -> int:
         os.close(writer)
         # Ends by "ready", or by the end of the child: the pipe is then closed.
         if ready.readline():
-            sys.stdout.write(f"run {config.run.name} is started (supervisor {child.pid}); actorctl ps {config.run.name}\n")
+            sys.stdout.write(
+                f"run {config.run.name} is started (supervisor {child.pid}); actorctl ps {config.run.name}\n"
+            )
             return 0
     status = child.wait()
     sys.stderr.write(log_tail(Path(output), 40, start) + "\n")

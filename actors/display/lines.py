@@ -29,7 +29,9 @@ class PlainLines:
         elif metric.kind == "eval":
             values = metric.values
             problems = values.get("problems")
-            self._write(f"{self._view.name}: held-out {values['score']:.3f} at {values['version']} ({problems} problems)")
+            self._write(
+                f"{self._view.name}: held-out {values['score']:.3f} at {values['version']} ({problems} problems)"
+            )
 
     async def observe(self, run: LiveRun) -> None:
         while True:

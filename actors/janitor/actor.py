@@ -64,7 +64,9 @@ class JanitorActor(Actor):
                 await self.bus.client.publish(ack, Msg.Ack.Nak)
             await claims.clear(entry.revision, *claim_key(*process))
             if entry.value.acks:
-                _log.warning("%s/%s is gone: %d messages that it held are returned", *process[:2], len(entry.value.acks))
+                _log.warning(
+                    "%s/%s is gone: %d messages that it held are returned", *process[:2], len(entry.value.acks)
+                )
                 self.numbers["returned"] = self.numbers.get("returned", 0) + len(entry.value.acks)
                 self.progressed()
 

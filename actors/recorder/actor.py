@@ -120,7 +120,9 @@ class RecorderActor(Actor):
                 return reason
             if await exhaustion.reached(0):
                 return f"the source is exhausted (epochs = {self.config.epochs})"
-            limits = [limit for limit in (exhaustion.look_again_s, self._count.time_left_s(started)) if limit is not None]
+            limits = [
+                limit for limit in (exhaustion.look_again_s, self._count.time_left_s(started)) if limit is not None
+            ]
             change = asyncio.ensure_future(self._count.changed.wait())
             await asyncio.wait({change}, timeout=min(limits, default=None))
             change.cancel()

@@ -110,6 +110,7 @@ class RolloutActor(Actor):
                 task.add_done_callback(running.discard)
                 task.add_done_callback(lambda _: queue.free())
                 self.numbers["running"] = len(running)
+            await queue.stop()
             if running:
                 _, unfinished = await asyncio.wait(running, timeout=self.config.supervisor.drain_timeout_s / 2)
                 for task in unfinished:

@@ -41,7 +41,10 @@ class PresenceRouter:
                         return ref
                     await self._changed.wait()
         except TimeoutError as error:
-            seen = ", ".join(f"{beat.instance} is {beat.state}" for beat in self._roster.members) or "none has announced itself"
+            seen = (
+                ", ".join(f"{beat.instance} is {beat.state}" for beat in self._roster.members)
+                or "none has announced itself"
+            )
             wanted = "" if number is None else f" and served weights {number}"
             raise NoEngineError(
                 f"no engine of group {self._group} was ready{wanted} within {deadline_s:g} s ({seen});"

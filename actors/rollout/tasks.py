@@ -55,7 +55,7 @@ class TaskQueue:
             try:
                 yield self
             finally:
-                await self._close()
+                await self.stop()
 
     def free(self) -> None:
         """A slot is empty again."""
@@ -113,13 +113,16 @@ class TaskQueue:
             del self._waiting[name]
             self._arrived.set()
 
-    async def _close(self) -> None:
+    async def stop(self) -> None:
+        """Leases nothing more, and gives back what was leased and not taken: others begin it now, not when a drain ends."""
         for task in self._waiting.values():
             task.cancel()
         await asyncio.gather(*self._waiting.values(), return_exceptions=True)
         for ready in self._ready.values():
-            for delivery in ready:
-                await delivery.give_back()
+            while ready:
+                await ready.popleft().give_back()
+        for queue in self._queues.values():
+            await queue.stop()
 
 
 async def _any(stop: asyncio.Future[Literal[True]], event: asyncio.Event) -> None:

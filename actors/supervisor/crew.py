@@ -1,7 +1,7 @@
 """All actors of one machine: started together, drained in an order in which each can finish what it holds.
 
-    first   source, evaluator, rollout, reward, trainer   (they finish episodes and steps, for which they need ...)
-    then    engine, checkpoint                            (... these)
+first   source, evaluator, rollout, reward, trainer   (they finish episodes and steps, for which they need ...)
+then    engine, checkpoint                            (... these)
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Crew:
                 await ended
         except TimeoutError:
             left = ", ".join(f"{p.record.instance} (pid {p.record.pid})" for p in processes if not p.ended)
-            _log.error("the kernel has not ended %s within %g s after SIGKILL; look for a hung device", left, _KILL_TIMEOUT_S)
+            _log.error(
+                "the kernel has not ended %s within %g s after SIGKILL; look for a hung device", left, _KILL_TIMEOUT_S
+            )
 
 
 async def _all_ended(processes: Sequence[ActorProcess]) -> bool:

@@ -72,7 +72,9 @@ class Keeper:
             case GiveUp(reason):
                 raise ActorFailedError(self._failure(process, reason, state))
             case Restart(delay_s):
-                _log.warning("%s %s (last state: %s); starting it again in %.1f s", self.instance, ended, state, delay_s)
+                _log.warning(
+                    "%s %s (last state: %s); starting it again in %.1f s", self.instance, ended, state, delay_s
+                )
                 self.process = None
                 await self._pause(delay_s)
                 if not self.finishing.is_set():

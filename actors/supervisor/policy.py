@@ -1,10 +1,10 @@
 """What to do when an actor's process has ended. Pure: exits and times go in, one decision comes out.
 
-    run is finishing, or the actor announced "finished"    -> leave it ended
-    exit status 78 (EXIT_UNRECOVERABLE)                    -> give up at once: a new start would fail in the same way
-    two failures in a row, never ready                     -> give up: it does not start
-    more than max_restarts restarts within window_s        -> give up: it does not stay up
-    anything else                                          -> restart after backoff_s * 2^n, at most backoff_max_s
+run is finishing, or the actor announced "finished"    -> leave it ended
+exit status 78 (EXIT_UNRECOVERABLE)                    -> give up at once: a new start would fail in the same way
+two failures in a row, never ready                     -> give up: it does not start
+more than max_restarts restarts within window_s        -> give up: it does not stay up
+anything else                                          -> restart after backoff_s * 2^n, at most backoff_max_s
 """
 
 from __future__ import annotations

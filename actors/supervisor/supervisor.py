@@ -120,9 +120,7 @@ class Supervisor:
 
     def _crew(self, launcher: Launcher, attendance: Attendance) -> Crew:
         settings = self._config.supervisor
-        keepers = [
-            Keeper(role, instance, launcher, attendance, settings) for role, instance in instances(self._config)
-        ]
+        keepers = [Keeper(role, instance, launcher, attendance, settings) for role, instance in instances(self._config)]
         return Crew(self.folder, keepers, self._stop, settings.drain_timeout_s)
 
     async def _watch(self, bus: Bus, publisher: Publisher, bus_keeper: BusKeeper, crew: Crew) -> None:
@@ -199,7 +197,9 @@ async def _until(finished: asyncio.Task[Any], asked: asyncio.Task[Any], tasks: l
         if finished in done:
             return
         if asked in done:
-            raise InterruptedRunError("stopped before the run was finished; start the same configuration to continue it")
+            raise InterruptedRunError(
+                "stopped before the run was finished; start the same configuration to continue it"
+            )
 
 
 async def _announce_for_ever(bus: Bus, publisher: Publisher, beat: Heartbeat, period_s: float) -> None:

@@ -64,7 +64,9 @@ async def _endpoint(stack: contextlib.AsyncExitStack, config: RootConfig, folder
     server = embedded_server(config, folder)
     running = server.running()
     if running is None and not (folder.bus / "store").is_dir():
-        raise NotRunningError(f"run {folder.path.name} never started its bus, so it holds nothing; start it (actorctl up)")
+        raise NotRunningError(
+            f"run {folder.path.name} never started its bus, so it holds nothing; start it (actorctl up)"
+        )
     if running is None or not live:
         stack.enter_context(RunLock(folder.path))
         running = await server.ensure()

@@ -57,4 +57,3 @@ class Book:
     def age(self, label: str, at_number: int) -> int:
         """The age of a token of version `label` in a step that begins at `at_number`, by every takeover until now."""
         return at_number - effective_number(Version.parse(label), self.forks)
-

@@ -79,7 +79,11 @@ class Writer:
 
     def _put(self, record: Head | Row) -> None:
         if self._lines:
-            plain = record if isinstance(record, Head) else {"sequence": record.sequence, "execution": _plain(record.execution)}
+            plain = (
+                record
+                if isinstance(record, Head)
+                else {"sequence": record.sequence, "execution": _plain(record.execution)}
+            )
             self._file.write(msgspec.json.encode(plain) + b"\n")
         else:
             self._file.write(msgpack.packb(encode(record)))
@@ -88,7 +92,9 @@ class Writer:
 def is_lines(path: Path) -> bool:
     """Whether the file's ending names JSON lines. Raises BadLinesError for an ending that names neither form."""
     if path.suffix not in (".jsonl", ".msgpack"):
-        raise BadLinesError(f"{path} ends in {path.suffix or 'nothing'}; expected .jsonl or .msgpack, which names the form")
+        raise BadLinesError(
+            f"{path} ends in {path.suffix or 'nothing'}; expected .jsonl or .msgpack, which names the form"
+        )
     return path.suffix == ".jsonl"
 
 
@@ -138,10 +144,14 @@ def _raw(path: Path) -> Iterator[bytes]:
         try:
             for item in unpacker:
                 if not isinstance(item, bytes):
-                    raise ArchiveAlteredError(f"{path} holds a {type(item).__name__}; expected binary records: no export")
+                    raise ArchiveAlteredError(
+                        f"{path} holds a {type(item).__name__}; expected binary records: no export"
+                    )
                 yield item
         except (msgpack.exceptions.UnpackException, ValueError) as error:
-            raise ArchiveAlteredError(f"{path} cannot be read as MessagePack ({error}): no export, or altered") from error
+            raise ArchiveAlteredError(
+                f"{path} cannot be read as MessagePack ({error}): no export, or altered"
+            ) from error
         if unpacker.tell() != path.stat().st_size:
             raise ArchiveAlteredError(f"{path} ends within a record: it is truncated; export it again")
 

@@ -42,7 +42,9 @@ async def export(run: OpenRun, path: Path, first: int | None, last: int | None) 
     recorded = await Recorded.open(run.bus, run.folder)
     present = recorded.present()
     if not present:
-        raise NotInRunError(f"run {run.name} holds no sample; expected at least one: let it run, or record with samples.keep")
+        raise NotInRunError(
+            f"run {run.name} holds no sample; expected at least one: let it run, or record with samples.keep"
+        )
     start, end = first or 1, recorded.last if last is None else last
     if first is not None or last is not None:
         recorded.require(start, end)

@@ -92,7 +92,9 @@ class Relabel:
         return str(Version(version.model, version.epoch, effective_number(version, self._forks)))
 
 
-def adapted(row: Row, run: str, source: str, place: tuple[int, int], relabel: Relabel, parent: str, rename: bool) -> Execution:
+def adapted(
+    row: Row, run: str, source: str, place: tuple[int, int], relabel: Relabel, parent: str, rename: bool
+) -> Execution:
     """The execution as it is stored here; `rename`: under names of this source, since the run may know its own already."""
     execution, (ordinal, size) = row.execution, place
     task = execution.task

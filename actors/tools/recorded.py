@@ -1,7 +1,7 @@
 """What a run still has of its samples: the archive, then the log, by sequence; and which ranges it has not.
 
-    1 ......... a | a+1 ....... b | b+1 ........ c
-      trimmed     |   archive     |   SAMPLES
+1 ......... a | a+1 ....... b | b+1 ........ c
+  trimmed     |   archive     |   SAMPLES
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Recorded:
                     yield entry
             at = max(at, segment.last + 1)
         for start in range(max(at, self._state.first), min(last, self._state.last) + 1, _PIECE):
-            for entry in await log.get_many(self._bus, "samples", range(start, min(start + _PIECE, last + 1, self.last + 1))):
+            for entry in await log.get_many(
+                self._bus, "samples", range(start, min(start + _PIECE, last + 1, self.last + 1))
+            ):
                 yield entry
 
     async def archived(self) -> AsyncIterator[LogEntry]:
@@ -100,7 +102,9 @@ class Recorded:
         wanted = sorted(set(sequences))
         found: dict[int, ExecutionHeader] = {}
         for segment, part in self._by_segment(wanted):
-            entries = await self._live(part) if segment is None else await asyncio.to_thread(self._archive.read, segment)
+            entries = (
+                await self._live(part) if segment is None else await asyncio.to_thread(self._archive.read, segment)
+            )
             inside = set(part)
             found |= {entry.sequence: read_header(entry.headers) for entry in entries if entry.sequence in inside}
         return found

@@ -94,7 +94,9 @@ async def make_from_file(
 async def add_to(run: OpenRun, path: Path, *, skip_bad: bool = False) -> Made:
     """Adds the file's executions to a run, as a source named by the file's content. Raises RunUnfitError for a finished one."""
     if run.finished:
-        raise RunUnfitError(f"run {run.name} is finished: nothing would train what is added; import with --run NAME instead")
+        raise RunUnfitError(
+            f"run {run.name} is finished: nothing would train what is added; import with --run NAME instead"
+        )
     head = await asyncio.to_thread(read_head, path)
     choice, bad = await asyncio.to_thread(lambda: checked(path, skip_bad=skip_bad))
     source = f"import-{await asyncio.to_thread(_file_digest, path)}"

@@ -53,15 +53,7 @@ def run_microbatches(
 
         return output, loss
 
-    outcomes = get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=iter(microbatches),
-        model=[model.ddp],
-        num_microbatches=len(microbatches),
-        seq_length=tokens_per_microbatch,
-        micro_batch_size=1,
-        forward_only=False,
-    )
+    outcomes = _run(model, microbatches, step, tokens_per_microbatch, forward_only=False)
     last = parallel.is_last_stage
     sums = from_stage(_encoded(outcomes, names, parallel) if last else None, parallel.pp - 1, parallel)
     return msgspec.msgpack.decode(sums, type=dict[str, float])
@@ -83,6 +75,17 @@ def run_forward(
 
         return compute(batch), collect
 
+    return _run(model, microbatches, step, tokens_per_microbatch, forward_only=True)
+
+
+def _run(
+    model: Model,
+    microbatches: list[partial[MicrobatchTensors]],
+    step: Callable[[Any, torch.nn.Module], Any],
+    tokens_per_microbatch: int,
+    forward_only: bool,
+) -> list[tuple[Tensor, Tensor]]:
+    """What the second part of each `step` gave, on the last stage; without backward it is not taken for a loss."""
     found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
         forward_step_func=step,
         data_iterator=iter(microbatches),
@@ -90,8 +93,8 @@ def run_forward(
         num_microbatches=len(microbatches),
         seq_length=tokens_per_microbatch,
         micro_batch_size=1,
-        forward_only=True,
-        collect_non_loss_data=True,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
     )
     return found
 

@@ -41,9 +41,7 @@ def beat(state: str, sequence: int = 1, started_at: float = STARTED_AT) -> Heart
 
 @asynccontextmanager
 async def worker(bus: Bus, publisher: Publisher, claims: ClaimBook | None) -> AsyncIterator[WorkQueue]:
-    queue = WorkQueue(
-        bus, publisher, "tasks", "tasks_p1", worker="w", ack_wait_s=LONG_S, max_deliver=5, claims=claims
-    )
+    queue = WorkQueue(bus, publisher, "tasks", "tasks_p1", worker="w", ack_wait_s=LONG_S, max_deliver=5, claims=claims)
     async with queue.open() as opened:
         yield opened
 
@@ -112,7 +110,10 @@ async def test_what_was_left_behind_while_no_janitor_was_there_is_returned(
     async with worker(bus, publisher, book) as dead, worker(bus, publisher, None) as other:
         await hold_three(bus, publisher, dead)
         keeping.cancel()
-        async with running(JanitorActor(make_context(tmp_path, bus, publisher, "janitor"))), asyncio.timeout(DEADLINE_S):
+        async with (
+            running(JanitorActor(make_context(tmp_path, bus, publisher, "janitor"))),
+            asyncio.timeout(DEADLINE_S),
+        ):
             again = []
             while len(again) < 3:
                 again += await other.fetch(3, 5.0)
@@ -128,7 +129,9 @@ async def test_a_live_workers_messages_are_left_alone(tmp_path: Path, bus: Bus, 
     async with running(janitor), worker(bus, publisher, book) as alive, worker(bus, publisher, None) as other:
         await hold_three(bus, publisher, alive)
         await announce(bus, publisher, beat("draining", 2))
-        bystander = Heartbeat(role="reward", instance="reward-0", state=GONE, pid=2, host="h", started_at=1.0, sequence=9)
+        bystander = Heartbeat(
+            role="reward", instance="reward-0", state=GONE, pid=2, host="h", started_at=1.0, sequence=9
+        )
         await announce(bus, publisher, bystander)
         assert await other.fetch(3, 1.0) == []
     keeping.cancel()

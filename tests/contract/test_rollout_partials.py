@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from actor_fixture import running
 from aiohttp import web
 from bus_fixture import DEADLINE_S
-from test_fault_rollout import HOOKS, StubEngine, actor, beating, issue, until
+from test_fault_rollout import HOOKS, StubEngine, actor, beating, issue, ordinals, until
 
 from physarum.actors.rollout.actor import RolloutActor
 from physarum.actors.wire import read_execution, read_task
@@ -27,14 +28,14 @@ pytestmark = pytest.mark.timeout(60)
 TWICE = (f"rollout.generate={HOOKS}:ask_twice", "rollout.args={}", "supervisor.drain_timeout_s=0.2")
 
 
-def hangs_in_the_first_second_turn(engine: StubEngine) -> asyncio.Event:
-    """The event is set when somebody has asked for a second turn, which is then not answered; later ones are."""
-    asked = asyncio.Event()
+def hangs_in_the_first_second_turn(engine: StubEngine, until: asyncio.Event | None = None) -> asyncio.Event:
+    """The event is set when somebody has asked for a second turn, which is answered after `until`; later ones at once."""
+    asked, released = asyncio.Event(), until or asyncio.Event()
 
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if len(body["input_ids"]) > 3 and not asked.is_set():
             asked.set()
-            await asyncio.Event().wait()
+            await released.wait()
         return await engine.says(request, body)
 
     engine.answer = answer
@@ -68,6 +69,25 @@ async def test_a_drained_episode_goes_on_with_the_tokens_it_had(
     assert sample.spans == [Span("policy@1.0", 0, 3), Span("policy@1.1", 3, 5)]
     assert execution.task.begun == []
     assert (await log.state(bus, "tasks")).messages == 0
+
+
+async def test_an_actor_that_drains_leases_no_further_task(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    """Its open requests used to take the next tasks, which then lay with it until its own episodes were done."""
+    engine = StubEngine()
+    released = asyncio.Event()
+    second_asked = hangs_in_the_first_second_turn(engine, released)
+    slow = ("rollout.slots=2", "bus.fetch_timeout_s=60.0", f"supervisor.drain_timeout_s={4 * DEADLINE_S}")
+    async with engine.serving() as port, beating(bus, publisher, "policy-0", port):
+        first = actor(tmp_path, bus, publisher, *TWICE, *slow)
+        await issue(first, ["ask"])
+        async with running(first) as work, asyncio.timeout(DEADLINE_S):
+            await second_asked.wait()
+            first.context.draining.set()
+            await issue(first, ["ask"], start=1)
+            async with running(actor(tmp_path, bus, publisher, *TWICE)):
+                assert await ordinals(bus, 1) == Counter([1])
+            assert not work.done()
+            released.set()
 
 
 async def test_generations_that_are_gone_are_made_again(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:

@@ -20,7 +20,9 @@ from physarum.bus.publisher import Publisher
 
 async def recorded(context: Context, count: int) -> None:
     for number in range(count):
-        await context.publisher.publish(names.subject(context.bus.run, "samples", "train", f"t{number}"), b"%d" % number)
+        await context.publisher.publish(
+            names.subject(context.bus.run, "samples", "train", f"t{number}"), b"%d" % number
+        )
 
 
 def context_of(tmp_path: Path, bus: Bus, publisher: Publisher, keep: str) -> Context:
@@ -62,7 +64,9 @@ async def test_a_crash_between_archive_and_trim_archives_nothing_twice(
     await archive_below(bus, archive, 6)
     assert [(segment.first, segment.last) for segment in archive.segments()] == [(1, 3), (4, 5)]
     found = await Recorded.open(bus, context.folder)
-    assert [(entry.sequence, entry.data) async for entry in found.entries(1, 6)] == [(n + 1, b"%d" % n) for n in range(6)]
+    assert [(entry.sequence, entry.data) async for entry in found.entries(1, 6)] == [
+        (n + 1, b"%d" % n) for n in range(6)
+    ]
 
 
 async def test_checkpoints_of_an_earlier_trainer_are_still_counted(

@@ -104,7 +104,13 @@ class StubActor(Actor):
     async def _issue(self, steps: int) -> None:
         """One execution more than was trained: it stays in flight."""
         task = Task(
-            id="main/0/0/0", run=self.context.bus.run, source="main", ordinal=steps * GROUP, group="g", group_size=1, member=0
+            id="main/0/0/0",
+            run=self.context.bus.run,
+            source="main",
+            ordinal=steps * GROUP,
+            group="g",
+            group_size=1,
+            member=0,
         )
         await publish_task(self.context, task)
         position = states.SourcePosition(epoch=0, index=0, issued=steps * GROUP + 1, token=1)
@@ -113,7 +119,8 @@ class StubActor(Actor):
     async def _step(self, pen: Ledger, number: int) -> None:
         began = time.time()
         rows = [
-            Planned(n, f"main/0/{number}/{n}", "main", (number - 1) * GROUP + n, 0, "g", 0.0, 10, 0, []) for n in range(GROUP)
+            Planned(n, f"main/0/{number}/{n}", "main", (number - 1) * GROUP + n, 0, "g", 0.0, 10, 0, [])
+            for n in range(GROUP)
         ]
         plan = await pen.append(PlanRecord(epoch=1, at_number=number, executions=rows))
         step = StepRecord(

@@ -133,7 +133,12 @@ def test_a_failed_start_in_the_background_is_shown_with_its_status(folder: Path)
 def test_interrupt_drains_and_exits_130(folder: Path) -> None:
     write_config(folder, {})
     with subprocess.Popen(
-        [*PROGRAM, "up", "stub.yaml"], cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*PROGRAM, "up", "stub.yaml"],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as up:
         assert up.stdout is not None and up.stderr is not None
         while "trainer-0 is ready" not in (line := up.stdout.readline()):
@@ -149,7 +154,12 @@ def test_a_run_that_fails_names_the_actor_and_shows_its_last_lines(folder: Path)
     write_config(folder, {"trainer-0": "exit 78"})
     failed = actorctl(folder, "up", "stub.yaml")
     assert failed.returncode == 1
-    for words in ("error: the actor trainer/trainer-0", "the stub ends on purpose", "runs/stub/logs/trainer-0.log", "Remedy"):
+    for words in (
+        "error: the actor trainer/trainer-0",
+        "the stub ends on purpose",
+        "runs/stub/logs/trainer-0.log",
+        "Remedy",
+    ):
         assert words in failed.stderr
     assert "Traceback" not in failed.stderr
     assert "Traceback" in actorctl(folder, "up", "-v", "stub.yaml").stderr

@@ -93,7 +93,9 @@ async def bury(context: Context, subject: str, body: bytes, headers: dict[str, s
 
 async def test_each_stream_is_counted_once_and_evaluation_never(context: Context) -> None:
     position = states.SourcePosition(epoch=0, index=0, issued=6, token=1)
-    await Register(context.bus, context.publisher, "run", states.SourcePosition).put(position, states.SOURCE_POSITION, "main")
+    await Register(context.bus, context.publisher, "run", states.SourcePosition).put(
+        position, states.SOURCE_POSITION, "main"
+    )
     await train(context, [0, 1])
     for ordinal in (0, 1, 2):
         await publish_execution(context, "samples", execution(ordinal))  # 0 and 1 are trained, 2 waits
@@ -113,7 +115,9 @@ async def test_each_stream_is_counted_once_and_evaluation_never(context: Context
 
 async def test_samples_that_a_checkpoint_let_go_are_still_accounted(context: Context) -> None:
     position = states.SourcePosition(epoch=0, index=0, issued=3, token=1)
-    await Register(context.bus, context.publisher, "run", states.SourcePosition).put(position, states.SOURCE_POSITION, "main")
+    await Register(context.bus, context.publisher, "run", states.SourcePosition).put(
+        position, states.SOURCE_POSITION, "main"
+    )
     for ordinal in (0, 1, 2):
         await publish_execution(context, "samples", execution(ordinal))
     await train(context, [0, 1])

@@ -46,7 +46,11 @@ class Book:
         self.epoch, self.number, self.plan = self.epoch + 1, fork, last_plan
 
     def step(
-        self, trained: Sequence[int], masked: Sequence[int] = (), dropped: Sequence[tuple[int, str]] = (), refused: str = ""
+        self,
+        trained: Sequence[int],
+        masked: Sequence[int] = (),
+        dropped: Sequence[tuple[int, str]] = (),
+        refused: str = "",
     ) -> None:
         self.number += 1
         rows = [planned(n, 10) for n in trained] + [planned(n, 0) for n in masked]

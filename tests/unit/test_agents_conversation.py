@@ -77,7 +77,9 @@ def test_a_template_that_forgets_is_named_with_the_message() -> None:
         {"role": "user", "content": "r"},
         {"role": "assistant", "content": "b"},
     ]
-    with pytest.raises(DemonstrationError, match="demo, behind message 1: the chat template renders the beginning otherwise"):
+    with pytest.raises(
+        DemonstrationError, match="demo, behind message 1: the chat template renders the beginning otherwise"
+    ):
         tokens_and_mask(told, Template(forgetful=True), "demo")
     assert trained([told[0], {**told[1], "train": False}, *told[2:]], Template(forgetful=True)) == ["b>"]
 

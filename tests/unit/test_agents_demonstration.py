@@ -41,7 +41,15 @@ class NoEngine:
 
 def task(prompt: Any = None, **metadata: Any) -> Task:
     return Task(
-        id="d/0/1/0", run="t", source="d", ordinal=0, group="d/0/1", group_size=1, member=0, prompt=prompt, metadata=metadata
+        id="d/0/1/0",
+        run="t",
+        source="d",
+        ordinal=0,
+        group="d/0/1",
+        group_size=1,
+        member=0,
+        prompt=prompt,
+        metadata=metadata,
     )
 
 

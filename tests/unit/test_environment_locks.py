@@ -161,7 +161,9 @@ def pins(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "names", [("torch.txt", "cpu.txt", "cpu-nodeps.txt", "dev.txt"), ("torch.txt", "engine-cpu.txt")], ids=["main", "engine"]
+    "names",
+    [("torch.txt", "cpu.txt", "cpu-nodeps.txt", "dev.txt"), ("torch.txt", "engine-cpu.txt")],
+    ids=["main", "engine"],
 )
 def test_no_package_is_pinned_by_two_locks_of_an_environment(names: tuple[str, ...]) -> None:
     seen: dict[str, str] = {}

@@ -148,7 +148,10 @@ def test_breach_is_found(rule: Rule, breach: str) -> None:
         (prints, "log.info('print')\nself.print('row')\npprint(x)"),
         (broad_excepts, "try:\n    f()\nexcept OSError:\n    pass"),
         (broad_excepts, "try:\n    f()\nexcept BaseException:\n    clean_up()\n    raise"),
-        (broad_excepts, "try:\n    hook()\nexcept Exception:  # noqa: BLE001 - a user's hook may raise anything\n    pass"),
+        (
+            broad_excepts,
+            "try:\n    hook()\nexcept Exception:  # noqa: BLE001 - a user's hook may raise anything\n    pass",
+        ),
         (broad_excepts, "try:\n    f()\nexcept Exception as error:\n    raise Named('found') from error"),
     ],
 )

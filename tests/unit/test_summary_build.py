@@ -76,7 +76,10 @@ def test_a_whole_run() -> None:
         tally.add(one)
     facts = Facts(
         # The first step waited since 70.0, but training began at 98.0: 2 s of that wait, then 1 s before the second.
-        steps=[step(1, 100.0, 103.0, wait_s=30.0, ages={0: 60, 2: 40}), step(2, 104.0, 108.0, wait_s=1.0, ages={3: 0, 1: 5})],
+        steps=[
+            step(1, 100.0, 103.0, wait_s=30.0, ages={0: 60, 2: 40}),
+            step(2, 104.0, 108.0, wait_s=1.0, ages={3: 0, 1: 5}),
+        ],
         training_began_at=98.0,
         eval_start=score(0.25, 98.0),
         eval_end=score(0.75, 120.0),
@@ -155,7 +158,13 @@ def test_what_the_age_policy_cost() -> None:
         step(2, 1, 2), tokens_trained=35, tokens_masked=5, metrics={"publish_debt": 0.0, "length_ratio": 0.9}
     )
     facts = Facts(
-        steps=[first, second], training_began_at=0.0, eval_start=None, eval_end=None, done=None, start_model=None, age_bound=1
+        steps=[first, second],
+        training_began_at=0.0,
+        eval_start=None,
+        eval_end=None,
+        done=None,
+        start_model=None,
+        age_bound=1,
     )
     found = build(facts, Tally(), close_account({}, [], [], []))["freshness"]
     assert found == {

@@ -57,7 +57,11 @@ def test_a_step_that_a_takeover_resumed_before_is_void_and_its_second_execution_
         FIRST, plan(1, 0), step(2, 1), DURABLE, plan(2, 1), step(5, 2),
         RollbackRecord(old_epoch=1, new_epoch=2, fork=1, last_plan=2), step(5, 2, epoch=2),
     )  # fmt: skip
-    assert [(one.step.epoch, one.step.number, one.void) for one in found.steps] == [(1, 1, False), (1, 2, True), (2, 2, False)]
+    assert [(one.step.epoch, one.step.number, one.void) for one in found.steps] == [
+        (1, 1, False),
+        (1, 2, True),
+        (2, 2, False),
+    ]
     assert [found.provisional(one.step) for one in found.steps] == [False, True, True]
     assert list(found.plans_under_way()) == []
 
@@ -90,7 +94,10 @@ def test_an_execution_whose_sample_is_gone_keeps_what_the_plan_says() -> None:
 def test_a_version_is_counted_in_headers_and_for_trimmed_samples_by_age() -> None:
     found = book(FIRST, plan(1, 2), step(2, 3, ages={2: 7}), plan(2, 3), step(4, 4, ages={3: 4}))
     view = build(found, Version("policy", 1, 0), {2: header(2, Span("policy@1.0", 0, 4))}, trimmed_through=1)
-    assert [(one.number, one.tokens, one.age, one.source) for one in view.steps] == [(3, 7, 2, "ages"), (4, 4, 3, "headers")]
+    assert [(one.number, one.tokens, one.age, one.source) for one in view.steps] == [
+        (3, 7, 2, "ages"),
+        (4, 4, 3, "headers"),
+    ]
     assert [(one.sequence, one.tokens, one.step) for one in view.samples] == [(2, 4, 4)]
 
 

@@ -52,7 +52,10 @@ def test_an_export_gives_back_every_bit(tmp_path: Path, form: str) -> None:
     assert read_head(path) == HEAD
     rows = list(read_rows(path))
     assert [row.sequence for row in rows if isinstance(row, Row)] == [1, 2]
-    assert [encode(row.execution) for row in rows if isinstance(row, Row)] == [encode(execution(0)), encode(execution(1))]
+    assert [encode(row.execution) for row in rows if isinstance(row, Row)] == [
+        encode(execution(0)),
+        encode(execution(1)),
+    ]
 
 
 def test_lines_that_are_no_executions_are_named_and_the_others_read(tmp_path: Path) -> None:

@@ -62,7 +62,12 @@ def test_an_imported_task_says_where_it_came_from() -> None:
     relabel = Relabel([(1, 0)], own_history=False)
     made = adapted(row(11, 3, 1), "new", "import-1", (4, 2), relabel, "old", rename=True)
     task = made.task
-    assert (task.id, task.group, task.run, task.source) == ("import-1:main/0/3/1", "import-1:main/0/3", "new", "import-1")
+    assert (task.id, task.group, task.run, task.source) == (
+        "import-1:main/0/3/1",
+        "import-1:main/0/3",
+        "new",
+        "import-1",
+    )
     assert (task.ordinal, task.group_size, task.attempt) == (4, 2, 0)
     assert task.metadata == {"level": 1, "imported": {"run": "old", "task": "main/0/3/1", "sequence": 11}}
     assert made.samples[0].spans == [Span("policy@1.7", 0, 2)]

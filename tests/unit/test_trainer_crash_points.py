@@ -175,9 +175,20 @@ class TrainerMachine(RuleBasedStateMachine):
         self.number += 1
         self._append(
             StepRecord(
-                epoch=self.epoch, number=self.number, plan=self.open_plan.sequence, changed=True, trained=len(batch),
-                masked=0, tokens_trained=0, tokens_masked=0, ages={}, multi_version_samples=0, reward_mean=None,
-                wait_s=0.0, started_at=0.0, finished_at=0.0,
+                epoch=self.epoch,
+                number=self.number,
+                plan=self.open_plan.sequence,
+                changed=True,
+                trained=len(batch),
+                masked=0,
+                tokens_trained=0,
+                tokens_masked=0,
+                ages={},
+                multi_version_samples=0,
+                reward_mean=None,
+                wait_s=0.0,
+                started_at=0.0,
+                finished_at=0.0,
             )
         )
         self.cursor.consume(self.open_plan.sequence, plan)
@@ -197,7 +208,11 @@ class TrainerMachine(RuleBasedStateMachine):
         cursor = Cursor.of(self.written.cursor)
         self._append(
             DurableRecord(
-                epoch=self.epoch, number=self.written.number, digest="", folder=folder, floor=cursor.floor,
+                epoch=self.epoch,
+                number=self.written.number,
+                digest="",
+                folder=folder,
+                floor=cursor.floor,
                 last_plan=cursor.last_plan,
             )
         )
@@ -247,7 +262,9 @@ class TrainerMachine(RuleBasedStateMachine):
         complete = {
             ordinal
             for ordinal in stored
-            if all(sibling in stored | gone for sibling in range(ordinal - ordinal % SIZE, ordinal - ordinal % SIZE + SIZE))
+            if all(
+                sibling in stored | gone for sibling in range(ordinal - ordinal % SIZE, ordinal - ordinal % SIZE + SIZE)
+            )
         }
         plans = {item.sequence: item.record for item in self.ledger if isinstance(item.record, PlanRecord)}
         trained = {item.ordinal for step in surviving_steps(self.ledger) for item in plans[step.plan].executions}

@@ -104,7 +104,9 @@ def test_whole_batch_weights_are_those_of_the_microbatch(old_logprobs: str) -> N
     chosen: tuple[Any, ...] = (Mis(mode="clip", low=0.1, high=10.0),)
     settings = {"old_logprobs": old_logprobs, "correction": chosen}
     expected = outcome(rows([-1.0, -0.5], engine=[-1.5, -0.9], **columns), **settings)[0]
-    (weighed,), sums = with_weights(AlgorithmSettings(**{**settings, "correction": (*chosen, M2po(threshold=1e6))}), [one])
+    (weighed,), sums = with_weights(
+        AlgorithmSettings(**{**settings, "correction": (*chosen, M2po(threshold=1e6))}), [one]
+    )
     given = {**columns, "correction": weighed.columns["correction"].tolist()}
     assert outcome(rows([-1.0, -0.5], engine=[-1.5, -0.9], **given), **settings)[0] == pytest.approx(expected)
     assert sums["mis_weight"] > 0 and sums["m2po_rejected"] == 0

@@ -11,8 +11,7 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from physarum.actors.trainer.algorithms.linear_logprobs import linear_logprobs_and_entropy
-from physarum.actors.trainer.algorithms.logprobs import token_logprobs_and_entropy
-from physarum.actors.trainer.algorithms.nucleus import KeptRows, kept_set_logprobs
+from physarum.actors.trainer.algorithms.nucleus import KeptRows
 
 ROWS, HIDDEN, VOCABULARY = 6, 5, 8
 SETS = [[0, 1, 2], [], [7], [5, 4], [], [0, 1, 2, 3, 4, 5, 6, 7]]
@@ -32,11 +31,14 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def over_whole_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = hidden @ weight.T
-    whole, _ = token_logprobs_and_entropy(logits, TARGETS, temperature)
-    width = max(len(one) for one in SETS)
-    padded = torch.tensor([one + [-1] * (width - len(one)) for one in SETS])
-    return kept_set_logprobs(logits, TARGETS, padded, whole, temperature)
+    """z_t - logsumexp of the kept z, row by row; the target is always kept, no record means the whole vocabulary."""
+    logits = hidden @ weight.T / temperature
+    kept = [
+        sorted({*one, int(target)} if one else range(VOCABULARY)) for one, target in zip(SETS, TARGETS, strict=True)
+    ]
+    return torch.stack(
+        [row[target] - row[ids].logsumexp(0) for row, target, ids in zip(logits, TARGETS, kept, strict=True)]
+    )
 
 
 def test_by_hand() -> None:

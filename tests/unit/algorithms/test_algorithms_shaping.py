@@ -2,15 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from physarum.actors.trainer.algorithms.filters import (
-    choose_groups,
-    is_informative,
-    is_within_pass_rate,
-    rejected_in_a_row,
-)
+from physarum.actors.trainer.algorithms.filters import is_informative, is_within_pass_rate
 from physarum.actors.trainer.algorithms.reduction import sequence_weights
 from physarum.actors.trainer.algorithms.shaping import overlong_penalty, scaled_rewards
 
@@ -42,31 +35,6 @@ def test_equal_rewards_teach_nothing() -> None:
 def test_pass_rates_at_the_bounds_are_outside() -> None:
     assert is_within_pass_rate(MIXED, 0.2, 0.8)
     assert not is_within_pass_rate(MIXED, 0.5, 0.8)
-
-
-def test_over_sampling_takes_the_first_that_pass_and_names_the_rest() -> None:
-    choice = choose_groups([FLAT, MIXED, MIXED, FLAT, MIXED], wanted=2, accept=is_informative)
-    assert (choice.chosen, choice.rejected, choice.surplus, choice.kept_though_rejected) == ([1, 2], [0, 3], [4], [])
-
-
-def test_too_few_groups_are_filled_up_only_where_asked() -> None:
-    groups = [FLAT, MIXED, FLAT]
-    assert choose_groups(groups, 2, is_informative).chosen == [1]
-    kept = choose_groups(groups, 2, is_informative, keep_when_insufficient=True)
-    assert (kept.chosen, kept.rejected, kept.kept_though_rejected) == ([0, 1], [2], [0])
-
-
-@given(st.lists(st.sampled_from([FLAT, MIXED])), st.integers(0, 5), st.booleans())
-def test_every_group_is_in_exactly_one_part(groups: list[list[float]], wanted: int, keep: bool) -> None:
-    choice = choose_groups(groups, wanted, is_informative, keep)
-    assert sorted(choice.chosen + choice.rejected + choice.surplus) == list(range(len(groups)))
-    assert len(choice.chosen) <= wanted
-
-
-def test_rejections_are_counted_since_the_last_acceptance() -> None:
-    assert rejected_in_a_row([False, True, False, False]) == 2
-    assert rejected_in_a_row([False, False, False]) == 3
-    assert rejected_in_a_row([]) == 0
 
 
 def test_further_reductions_by_hand() -> None:

@@ -8,16 +8,16 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch import Tensor
 
+from physarum.actors.trainer.algorithms.columns import chosen_logits
 from physarum.actors.trainer.algorithms.logprobs import (
     token_logprobs_and_entropy,
     vocab_parallel_logprobs_and_entropy,
 )
-from physarum.actors.trainer.algorithms.nucleus import kept_set_logprobs
 
 RANKS = 2
 VOCABULARY = 7
 TARGETS = torch.tensor([0, 6, 3])
-KEPT = torch.tensor([[0, 5, -1], [2, 6, 3], [-1, -1, -1]])
+COLUMNS = torch.tensor([[0, 5, -1], [2, 6, 3], [1, -1, -1]])
 
 
 def test_two_ranks_give_the_values_and_gradients_of_one(tmp_path: Path) -> None:
@@ -38,8 +38,8 @@ def _logits() -> Tensor:
 
 def _loss(logits: Tensor, logprobs: Tensor, entropy: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """A scalar that depends on everything, and the three rows of numbers."""
-    replayed = kept_set_logprobs(logits, TARGETS, KEPT, logprobs, 0.7, group)
-    values = torch.stack([logprobs, entropy, replayed])
+    chosen = chosen_logits(logits, COLUMNS, 0.7, group)
+    values = torch.stack([logprobs, entropy, chosen.logsumexp(1)])
     return (values * torch.tensor([[1.0], [0.3], [-2.0]])).sum(), values.detach()
 
 
