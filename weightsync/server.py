@@ -1,7 +1,7 @@
 """The checkpoint service over HTTP: chunks in and out, manifests once their chunks are all here.
 
     POST /v1/missing              JSON list of digests       -> JSON list of those that are absent
-    PUT  /v1/chunks/{digest}      bytes                      -> 201 stored, 200 known, 422 digest does not match
+    PUT  /v1/chunks/{digest}      bytes                      -> 201 stored, 200 known, 422 digest does not match, 507 disk full
     GET  /v1/chunks/{digest}      (Range allowed)            -> the bytes, by sendfile
     PUT  /v1/manifests/{label}    MessagePack                -> 201 new, 200 known, 409 older, other content, absent
     GET  /v1/manifests/{label}                               -> MessagePack
@@ -25,7 +25,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from physarum.bus.errors import CodecError
-from physarum.weightsync.answers import json_answer, refusal
+from physarum.weightsync.answers import json_answer, no_room, refusal
 from physarum.weightsync.catalogue import DEFAULT_GRACE_S, Catalogue
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.digest import is_digest
@@ -87,6 +87,8 @@ class CheckpointService:
         except ChunkAlteredError as error:
             self.counters.checksum_failures += 1
             return refusal(422, str(error))
+        except OSError as error:
+            return no_room(error, f"a chunk of {len(data)} bytes", self._store.folder)
         self.counters.chunks_in += new
         self.counters.chunks_known += not new
         return web.Response(status=201 if new else 200)
@@ -115,6 +117,8 @@ class CheckpointService:
             except ChunksAbsentError as error:
                 self.counters.manifests_refused += 1
                 return refusal(409, str(error), missing=error.digests)
+            except OSError as error:
+                return no_room(error, manifest.label, self._store.folder)
             await self._accepted(manifest, new)
         return web.Response(status=201 if new else 200)
 

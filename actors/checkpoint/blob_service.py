@@ -12,22 +12,17 @@ does): who receives a blob verifies it. A name that is no digest never becomes a
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from physarum.bus import blob_removal, room
+from physarum.bus import blob_removal
 from physarum.bus.blobs import BlobStore, Incoming, is_digest
 from physarum.bus.errors import BlobAlteredError, RecordError
-from physarum.weightsync.answers import json_answer, refusal
-
-_log = logging.getLogger(__name__)
+from physarum.weightsync.answers import json_answer, no_room, refusal
 
 _PIECE_BYTES: Final = 1 << 20
-_NO_ROOM: Final = 507
-"""Insufficient Storage (RFC 4918, section 11.5)."""
 
 
 class BlobService:
@@ -73,9 +68,7 @@ class BlobService:
         except BlobAlteredError as error:
             return refusal(422, str(error))
         except OSError as error:
-            if not room.is_full(error):
-                raise
-            return self._full(size)
+            return no_room(error, f"a blob of {size} bytes", self._store.folder)
         return web.Response(status=201)
 
     async def listing(self, request: web.Request) -> web.Response:
@@ -97,15 +90,6 @@ class BlobService:
             await asyncio.to_thread(incoming.commit)
         finally:
             await asyncio.to_thread(incoming.close)
-
-    def _full(self, size: int) -> web.Response:
-        folder = self._store.folder
-        text = (
-            f"no room for a blob of {size} bytes: the disk of {folder} has {room.free_bytes(folder) >> 20} MiB free. Free some"
-            " there; the writer waits and goes on by itself"
-        )
-        _log.error("%s", text)
-        return refusal(_NO_ROOM, text)
 
 
 def _no_digest(text: str) -> web.Response:

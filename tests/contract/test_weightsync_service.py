@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -114,6 +115,24 @@ async def test_service_that_fails_for_a_while_is_asked_again(service: Service, c
     service.before = fail_twice
     await publish(service, client, 1, tensors(1))
     assert len(service.announced) == 1
+
+
+async def test_a_full_disk_is_507_by_name_and_the_upload_goes_on_once_there_is_room(
+    service: Service, client: CheckpointClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, answers = service.store.put, []
+
+    def full_at_first(digest: str, data: bytes) -> bool:
+        if len(answers) < 2:
+            answers.append(digest)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return stored(digest, data)
+
+    monkeypatch.setattr(service.store, "put", full_at_first)
+    with pytest.raises(ServiceRefusedError, match=r"507: no room for a chunk of 4 bytes.*Free some there"):
+        await client.put_chunk(digest_of(b"1234"), b"1234")
+    await publish(service, client, 1, tensors(1))
+    assert len(answers) == 2 and len(service.announced) == 1
 
 
 async def test_unreachable_service_is_named_at_the_deadline() -> None:
