@@ -120,6 +120,7 @@ async def test_a_hopeless_episode_is_cut_off_and_told_to_the_trainer(
     application = web.Application()
     application.router.add_post("/generate", generate)
     options = ["age.consumption=drop", "age.in_flight=abort", "rollout.slots=1", f"rollout.generate={HOOKS}:ask"]
+    options.append("supervisor.drain_timeout_s=0.2")  # the second episode never ends by itself
     made = RolloutActor(context(prepare(tmp_path, bus.run, *options), bus, publisher, "rollout"))
     heads: Register[states.Head] = Register(bus, publisher, "weights", states.Head)
 

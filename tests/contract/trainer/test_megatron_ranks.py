@@ -64,8 +64,7 @@ def alone(model_folder: Folder, make_batch: Batch) -> Alone:
 KINDS = {
     "dp2": {"ranks": 2},
     "dp2-sharded-optimizer": {"ranks": 2, "megatron": {"use_distributed_optimizer": True}},
-    "tp2": {"ranks": 2, "tp": 2},
-    "tp2-without-sequence-parallelism": {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}},
+    "tp2": {"ranks": 2, "tp": 2},  # without sequence parallelism: test_megatron_parallel.py, slow
 }
 
 
