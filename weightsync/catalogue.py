@@ -1,38 +1,58 @@
-"""The manifests that a checkpoint service holds, on disk.
+"""The manifests that a checkpoint service holds, on disk, and where the bytes of each are.
 
-Invariant: a manifest that was accepted survives a restart, all its chunks are in the store, and no manifest older than
-the newest of its model is ever accepted: (epoch, number) only grows, which fences a trainer that lost its lease.
+Invariant: a manifest that was accepted survives a restart of the service, and no manifest older than the newest of its model
+is ever accepted: (epoch, number) only grows, which fences a trainer that lost its lease. The bytes of a version are either
+one file of the host's area, or chunks that are all in the store; one that lost its bytes (the host was started anew, and its
+memory with it) is no longer offered, and goes on fencing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from physarum.bus.errors import CodecError, RecordError
 from physarum.bus.version import Version
+from physarum.weightsync.area import SharedArea
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.durable import remove_asides, write_whole
-from physarum.weightsync.errors import ChunksAbsentError, ManifestError, StaleVersionError
+from physarum.weightsync.errors import ChunkMissingError, ChunksAbsentError, ManifestError, StaleVersionError
+from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, content_digest, decode_manifest, encode_manifest
+
+_log = logging.getLogger(__name__)
 
 _SUFFIX: Final = ".manifest"
 _NAMED_ABSENT: Final = 3
 DEFAULT_GRACE_S: Final = 300.0
 
 
-class Catalogue:
-    """The manifests in `folder`, whose chunks are in `store`. `put` and `retain` block; call them one at a time."""
+class _Whole:
+    """A version whose bytes are one file."""
 
-    def __init__(self, folder: Path, store: ChunkStore, fsync: bool = True) -> None:
+    def __init__(self, file: HeldFile, manifest: Manifest) -> None:
+        self.file = file
+        self.places = file.places(manifest)
+
+
+class Catalogue:
+    """The manifests in `folder`, whose bytes are in `area` or `store`. `put` and `retain` block; call them one at a time."""
+
+    def __init__(self, folder: Path, store: ChunkStore, fsync: bool = True, area: SharedArea | None = None) -> None:
         self.folder = folder
         self.store = store
+        self.area = area
         self._fsync = fsync
         folder.mkdir(parents=True, exist_ok=True)
         remove_asides(folder)
-        # Replaced, never changed in place: readers on the event loop see it before or after a change made in a thread.
+        # Replaced, never changed in place: readers on the event loop see them before or after a change made in a thread.
         self._held = {manifest.version: manifest for manifest in map(_load, folder.glob(f"*{_SUFFIX}"))}
+        self._whole: dict[Version, _Whole] = {}
+        self._lost: set[Version] = set()
+        """Accepted, but their bytes are gone: nothing older is accepted all the same."""
+        self._find_bytes()
 
     def all(self) -> list[Manifest]:
         """Oldest first, by (model, epoch, number)."""
@@ -48,10 +68,20 @@ class Catalogue:
         versions = [version for version in self._held if version.model == model]
         return self._held[max(versions)] if versions else None
 
-    def put(self, manifest: Manifest) -> bool:
-        """Accepts `manifest`; False when the same content was accepted under this version before.
+    def chunk(self, digest: str) -> memoryview | None:
+        """A chunk of a version that is one file; None: ask the store."""
+        for whole in reversed(self._whole.values()):
+            place = whole.places.get(digest)
+            if place is not None:
+                return whole.file.slice(*place)
+        return None
 
-        Raises StaleVersionError, ManifestError (another content under this version), ChunksAbsentError.
+    def put(self, manifest: Manifest, filled: str | None = None) -> bool:
+        """Accepts `manifest`; False when the same content was accepted under this version before. `filled`: the name of the
+        file in the area that holds its bytes; without it they must be in the store.
+
+        Raises StaleVersionError, ManifestError (another content under this version), ChunksAbsentError, ChunkMissingError
+        (no such file).
         """
         held = self._held.get(manifest.version)
         if held is not None:
@@ -60,13 +90,16 @@ class Catalogue:
             raise ManifestError(
                 f"{manifest.label} was accepted with other content; versions never change, publish a new one"
             )
-        newest = self.newest(manifest.version.model)
-        if newest is not None and manifest.version < newest.version:
+        newest = max((one for one in (*self._held, *self._lost) if one.model == manifest.version.model), default=None)
+        if newest is not None and manifest.version < newest:
             raise StaleVersionError(
-                f"{manifest.label} is older than {newest.label}, which was already accepted;"
+                f"{manifest.label} is older than {newest}, which was already accepted;"
                 " a trainer that lost its lease must take a new epoch"
             )
-        self._check_chunks(manifest)
+        if filled is None:
+            self._check_chunks(manifest)
+        else:
+            self._hold(manifest, filled)
         write_whole(self.folder / f"{manifest.label}{_SUFFIX}", [encode_manifest(manifest)], self._fsync)
         self._held = {**self._held, manifest.version: manifest}
         return True
@@ -78,20 +111,80 @@ class Catalogue:
         """
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; at least the newest version must stay")
+        self._forget_lost()
         old = [version for version in self._beyond(keep_last) if str(version) not in protected]
         self._held = {version: manifest for version, manifest in self._held.items() if version not in old}
         for version in old:
             (self.folder / f"{version}{_SUFFIX}").unlink(missing_ok=True)
-        live = {digest for manifest in self._held.values() for digest in manifest.sizes()}
+            self._drop_file(version)
+        live = {
+            digest
+            for version, manifest in self._held.items()
+            if version not in self._whole
+            for digest in manifest.sizes()
+        }
         return self.store.sweep(live, grace_s)
+
+    def close(self) -> None:
+        """Reads nothing any more; what is held stays."""
+        for whole in self._whole.values():
+            whole.file.close()
+
+    def _find_bytes(self) -> None:
+        """After a start: opens the files, sets versions without bytes aside, gives up files without a manifest."""
+        for version, manifest in sorted(self._held.items()):
+            file = HeldFile.open(self.area, manifest.label) if self.area is not None else None
+            if file is not None:
+                self._whole[version] = _Whole(file, manifest)
+            elif self._absent(manifest):
+                _log.warning("%s has no bytes here any more: they were in memory that is gone", manifest.label)
+                self._lost.add(version)
+                del self._held[version]
+        if self.area is not None:
+            for label in self.area.labels():
+                if Version.parse(label) not in self._held:
+                    self.area.give_up(label)
+
+    def _forget_lost(self) -> None:
+        """Where something newer is held, it is the fence."""
+        for version in [
+            one for one in self._lost if any(one.model == held.model and one < held for held in self._held)
+        ]:
+            (self.folder / f"{version}{_SUFFIX}").unlink(missing_ok=True)
+            self._lost.discard(version)
+
+    def _hold(self, manifest: Manifest, filled: str) -> None:
+        path = self.area.hold(filled, manifest.label) if self.area is not None else None
+        # It may be here already: this service died after it was moved, and the publisher repeats itself.
+        file = HeldFile.open(self.area, manifest.label) if self.area is not None else None
+        if file is None:
+            raise ChunkMissingError(f"no file {filled} was filled for {manifest.label} on this host")
+        try:
+            self._whole = {**self._whole, manifest.version: _Whole(file, manifest)}
+        except ManifestError:
+            file.close()
+            if path is not None:
+                path.unlink(missing_ok=True)
+            raise
+
+    def _drop_file(self, version: Version) -> None:
+        whole = self._whole.get(version)
+        if whole is None or self.area is None:
+            return
+        self._whole = {other: one for other, one in self._whole.items() if other != version}
+        whole.file.close()
+        self.area.give_up(str(version))
 
     def _beyond(self, keep_last: int) -> list[Version]:
         models = {version.model for version in self._held}
         of_model = (sorted(version for version in self._held if version.model == model) for model in models)
         return [version for versions in of_model for version in versions[:-keep_last]]
 
+    def _absent(self, manifest: Manifest) -> list[str]:
+        return [digest for digest, size in manifest.sizes().items() if self.store.size(digest) != size]
+
     def _check_chunks(self, manifest: Manifest) -> None:
-        absent = [digest for digest, size in manifest.sizes().items() if self.store.size(digest) != size]
+        absent = self._absent(manifest)
         if absent:
             raise ChunksAbsentError(
                 f"{manifest.label} names {len(absent)} chunks that are not here ({', '.join(absent[:_NAMED_ABSENT])});"

@@ -25,6 +25,10 @@ class ChunksAbsentError(WeightSyncError):
         self.digests = list(digests)
 
 
+class NoRoomError(WeightSyncError):
+    """The memory or the disk that a version needs is full."""
+
+
 class ManifestError(WeightSyncError, ValueError):
     """A manifest that contradicts itself, or that does not fit the model it is meant for."""
 

@@ -1,4 +1,4 @@
-"""One safetensors file from the chunks of a manifest, at offsets known before the first byte arrives.
+"""Safetensors files whose bytes stand at offsets that are known before they arrive.
 
 Format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header (name to dtype, shape
 and data_offsets), then the data. The header is padded with spaces so that the data begin at a multiple of 64 bytes.
@@ -6,9 +6,11 @@ and data_offsets), then the data. The header is padded with spaces so that the d
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -29,36 +31,41 @@ class Form(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * by_name(self.dtype).size_bytes
+
 
 class Layout(msgspec.Struct, frozen=True):
-    """`places`: for each chunk its size and every offset in the file at which its bytes stand."""
+    """Where tensors stand in one file: `offsets` by name, in bytes from its beginning."""
 
     header: bytes
     size_bytes: int
-    places: dict[str, tuple[int, list[int]]]
+    offsets: dict[str, int]
 
 
-def lay_out(manifest: Manifest) -> Layout:
-    """Tensors in the order of the manifest, without gaps."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "version": manifest.label}}
+def lay_out(forms: Mapping[str, Form], label: str, room: int = 0) -> Layout:
+    """Tensors in the order given, without gaps, behind a header of at least `room` bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "version": label}}
+    offsets: dict[str, int] = {}
     end = 0
-    for tensor in manifest.tensors:
-        offsets = [end, end + tensor.size_bytes]
-        header[tensor.name] = {"dtype": by_name(tensor.dtype).code, "shape": tensor.shape, "data_offsets": offsets}
-        end = offsets[1]
+    for name, form in forms.items():
+        offsets[name] = end
+        end += form.size_bytes
+        header[name] = {"dtype": by_name(form.dtype).code, "shape": form.shape, "data_offsets": [offsets[name], end]}
     text = msgspec.json.encode(header)
+    text += b" " * max(room - _LENGTH.size - len(text), 0)
     text += b" " * (-(_LENGTH.size + len(text)) % _ALIGNMENT)
     head = _LENGTH.pack(len(text)) + text
-    return Layout(head, len(head) + end, _places(manifest, len(head)))
+    return Layout(head, len(head) + end, {name: len(head) + offset for name, offset in offsets.items()})
 
 
-def _places(manifest: Manifest, start: int) -> dict[str, tuple[int, list[int]]]:
-    places: dict[str, tuple[int, list[int]]] = {}
-    for tensor in manifest.tensors:
-        for chunk in tensor.chunks:
-            places.setdefault(chunk.digest, (chunk.size, []))[1].append(start)
-            start += chunk.size
-    return places
+def read_layout(source: BinaryIO) -> tuple[dict[str, Form], dict[str, int]]:
+    """Forms and offsets (from the beginning) of the tensors of a safetensors file. Raises ManifestError."""
+    entries, start = _header(source)
+    forms = {name: _form(entry) for name, entry in entries.items()}
+    offsets = {name: start + int(entry["data_offsets"][0]) for name, entry in entries.items()}
+    return forms, offsets
 
 
 def forms_in(folder: Path) -> dict[str, Form]:
@@ -73,20 +80,27 @@ def forms_in(folder: Path) -> dict[str, Form]:
 
 def _forms(file: Path) -> dict[str, Form]:
     with file.open("rb") as source:
-        length = source.read(_LENGTH.size)
-        size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else _LARGEST_HEADER + 1
-        if size > _LARGEST_HEADER:
-            raise ManifestError(f"{file} is no safetensors file: its header would be {size} bytes")
-        text = source.read(size)
+        return read_layout(source)[0]
+
+
+def _header(source: BinaryIO) -> tuple[dict[str, dict[str, Any]], int]:
+    """The entries, and where the data begin."""
+    length = source.read(_LENGTH.size)
+    size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else _LARGEST_HEADER + 1
+    if size > _LARGEST_HEADER:
+        raise ManifestError(f"{source.name} is no safetensors file: its header would be {size} bytes")
     try:
-        entries = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
-        return {
-            name: Form(by_code(entry["dtype"]).name, tuple(entry["shape"]))
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        }
-    except (msgspec.DecodeError, KeyError) as error:
-        raise ManifestError(f"{file} has no readable safetensors header: {error}") from error
+        entries = msgspec.json.decode(source.read(size), type=dict[str, dict[str, Any]])
+        entries.pop("__metadata__", None)
+        for entry in entries.values():
+            _form(entry)
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise ManifestError(f"{source.name} has no readable safetensors header: {error}") from error
+    return entries, _LENGTH.size + size
+
+
+def _form(entry: Mapping[str, Any]) -> Form:
+    return Form(by_code(entry["dtype"]).name, tuple(entry["shape"]))
 
 
 def check_fits(manifest: Manifest, expected: dict[str, Form]) -> None:

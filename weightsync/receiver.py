@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,18 +21,17 @@ import msgspec
 from physarum.bus.version import Version
 from physarum.weightsync.errors import (
     ChunkAlteredError,
-    ChunkMissingError,
     EngineQuarantineError,
     ManifestError,
-    ServiceRefusedError,
-    ServiceUnreachableError,
     StaleVersionError,
     UpdateRefusedError,
 )
+from physarum.weightsync.fetching import Fetch
+from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import Form, check_fits
-from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.manifest import Manifest, TensorEntry
 from physarum.weightsync.service_client import CheckpointClient
-from physarum.weightsync.staging import Held, Part, remove_others
+from physarum.weightsync.staging import Staging, changed_tensors
 from physarum.weightsync.target import PauseMode, WeightTarget
 
 _log = logging.getLogger(__name__)
@@ -43,35 +41,29 @@ DEFAULT_CONCURRENCY: Final = 8
 
 class SwapRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One completed update. `pause_s`: the engine stood still; `fetch_s`: fetching, verifying and staging, while it
-    generated; `swapped_at`: Unix seconds at which it went on with the new weights."""
+    generated; `swapped_at`: Unix seconds at which it went on with the new weights; `bytes_applied`: of the changed tensors."""
 
     version: Version
     pause_s: float
     fetch_s: float
     bytes_fetched: int
     bytes_reused: int
+    bytes_applied: int
     swapped_at: float
-
-
-class _Tally:
-    """Bytes of one staging, by where they came from."""
-
-    def __init__(self) -> None:
-        self.fetched = 0
-        self.reused = 0
 
 
 class Receiver:
     """Updates one engine. `live` is the version it serves now (None: unknown, older than all).
 
     `expected` are the tensors of its model (layout.forms_in): a version that holds others is refused before the pause;
-    so is one whose `model_digest` differs. `staging` is this receiver's own folder, emptied at the start.
+    so is one whose `model_digest` differs. `staging` is this receiver's own; `keep_last` versions stay in its area where no
+    checkpoint service keeps them.
     """
 
     def __init__(
         self,
         target: WeightTarget,
-        staging: Path,
+        staging: Staging,
         session: aiohttp.ClientSession,
         *,
         live: Version | None = None,
@@ -80,6 +72,7 @@ class Receiver:
         mode: PauseMode = "retract",
         concurrency: int = DEFAULT_CONCURRENCY,
         chunk_timeout_s: float = 30.0,
+        keep_last: int = 2,
     ) -> None:
         self.live = live
         self.quarantined: str | None = None
@@ -92,9 +85,12 @@ class Receiver:
         self._mode: PauseMode = mode
         self._concurrency = concurrency
         self._chunk_timeout_s = chunk_timeout_s
-        self._held: Held | None = None
+        self._keep_last = keep_last
+        self._manifest: Manifest | None = None
+        """Of what the engine serves, if this receiver put it there."""
+        self._base: Manifest | None = None
+        """Of the newest version that this receiver brought to its host."""
         self._one_at_a_time = asyncio.Lock()
-        remove_others(staging, keep=lambda folder: False)
 
     async def apply(self, manifest: Manifest, source_urls: Sequence[str], token: str | None) -> SwapRecord:
         """Brings the engine to `manifest`; sources are tried in the order given, for each chunk.
@@ -106,32 +102,38 @@ class Receiver:
         async with self._one_at_a_time:
             self._admit(manifest)
             started = time.perf_counter()
-            tally = _Tally()
-            staged = await self._stage(manifest, source_urls, token, tally)
-            fetch_s = time.perf_counter() - started
-            pause_s = await self._swap(staged.folder, manifest.label)
+            file, fetched = await self._bring(manifest, source_urls, token)
+            with file:
+                changed = changed_tensors(manifest, self._manifest)
+                folder = await asyncio.to_thread(self._verified, file, manifest, changed)
+                fetch_s = time.perf_counter() - started
+                try:
+                    pause_s = await self._swap(folder, manifest.label)
+                finally:
+                    await asyncio.to_thread(self._staging.clear)
             swapped_at = time.time()
-            self.live, self._held = manifest.version, staged
-            await asyncio.to_thread(remove_others, self._staging, lambda folder: folder == staged.folder)
+            self.live, self._manifest = manifest.version, manifest
+            self._base = manifest
         _log.info("%s is live: paused %.1f ms, staged in %.1f ms", manifest.label, 1e3 * pause_s, 1e3 * fetch_s)
         return SwapRecord(
             version=manifest.version,
             pause_s=pause_s,
             fetch_s=fetch_s,
-            bytes_fetched=tally.fetched,
-            bytes_reused=tally.reused,
+            bytes_fetched=fetched,
+            bytes_reused=manifest.total_bytes - fetched,
+            bytes_applied=sum(tensor.size_bytes for tensor in changed),
             swapped_at=swapped_at,
         )
 
     async def close(self) -> None:
-        """Gives back what is staged (host memory, where it is in shared memory). The engine needs none of it."""
+        """Removes what is staged. The engine needs none of it."""
         async with self._one_at_a_time:
-            self._held = None
-            await asyncio.to_thread(shutil.rmtree, self._staging, ignore_errors=True)
+            await asyncio.to_thread(self._staging.clear)
 
     def engine_restarted(self, live: Version | None) -> None:
-        """The engine was started anew with `live`. What is staged stays a source of chunks."""
+        """The engine was started anew with `live`, so all of the next version is applied."""
         self.live = live
+        self._manifest = None
         self.quarantined = None
 
     def _admit(self, manifest: Manifest) -> None:
@@ -147,50 +149,29 @@ class Receiver:
         if self._expected is not None:
             check_fits(manifest, self._expected)
 
-    async def _stage(self, manifest: Manifest, urls: Sequence[str], token: str | None, tally: _Tally) -> Held:
-        part = await asyncio.to_thread(Part, self._staging, manifest)
+    async def _bring(self, manifest: Manifest, urls: Sequence[str], token: str | None) -> tuple[HeldFile, int]:
+        """The version in this host's memory, and how many bytes were fetched for it."""
+        area = self._staging.area
+        file = await asyncio.to_thread(HeldFile.open, area, manifest.label)
+        if file is not None:
+            return file, 0
+        fetch = Fetch(area, manifest, self._base, self._concurrency)
         sources = [CheckpointClient(url, token, self._session, self._chunk_timeout_s) for url in urls]
-        queue = iter(manifest.sizes().items())
-
-        async def work() -> None:
-            for digest, size in queue:
-                await self._place(part, digest, size, sources, tally)
-
-        workers = [asyncio.create_task(work()) for _ in range(self._concurrency)]
         try:
-            await asyncio.gather(*workers)
-            return await asyncio.to_thread(part.complete)
-        except BaseException:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            part.discard()
+            file = await fetch.run(sources)
+        finally:
+            self.checksum_failures += fetch.altered
+        await asyncio.to_thread(area.retain, self._keep_last)
+        return file, fetch.fetched
+
+    def _verified(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> Path:
+        """What is altered in this host's memory is given up, so that the next attempt fetches it."""
+        try:
+            return self._staging.prepare(file, manifest, changed)
+        except ChunkAlteredError:
+            self.checksum_failures += 1
+            self._staging.area.give_up(manifest.label)
             raise
-
-    async def _place(
-        self, part: Part, digest: str, size: int, sources: Sequence[CheckpointClient], tally: _Tally
-    ) -> None:
-        data = await asyncio.to_thread(self._held.read, digest) if self._held is not None else None
-        if data is not None and len(data) == size:
-            tally.reused += size
-        else:
-            data = await self._fetch(digest, size, sources)
-            tally.fetched += size
-        await asyncio.to_thread(part.write, digest, data)
-
-    async def _fetch(self, digest: str, size: int, sources: Sequence[CheckpointClient]) -> bytes:
-        """From the first source that has it unaltered. Raises what the last one failed with."""
-        last: Exception = ChunkMissingError(f"chunk {digest} has no source; name at least one checkpoint service")
-        for source in sources:
-            try:
-                return await source.get_chunk(digest, size)
-            except ChunkAlteredError as error:
-                self.checksum_failures += 1
-                last = error
-            except (ChunkMissingError, ServiceUnreachableError, ServiceRefusedError) as error:
-                last = error
-            _log.warning("chunk %s is not taken from %s: %s", digest, source.url, last)
-        raise last
 
     async def _swap(self, folder: Path, label: str) -> float:
         """Seconds the engine stood still."""

@@ -4,6 +4,7 @@
     PUT  /v1/chunks/{digest}      bytes                      -> 201 stored, 200 known, 422 digest does not match, 507 disk full
     GET  /v1/chunks/{digest}      (Range allowed)            -> the bytes, by sendfile
     PUT  /v1/manifests/{label}    MessagePack                -> 201 new, 200 known, 409 older, other content, absent
+    PUT  /v1/held/{label}?name=N  MessagePack                -> the same; 404: no file N was filled on this host
     GET  /v1/manifests/{label}                               -> MessagePack
     GET  /v1/manifests                                       -> JSON list
     GET  /metrics                                            -> Prometheus text
@@ -29,7 +30,13 @@ from physarum.weightsync.answers import json_answer, no_room, refusal
 from physarum.weightsync.catalogue import DEFAULT_GRACE_S, Catalogue
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.digest import is_digest
-from physarum.weightsync.errors import ChunkAlteredError, ChunksAbsentError, ManifestError, StaleVersionError
+from physarum.weightsync.errors import (
+    ChunkAlteredError,
+    ChunkMissingError,
+    ChunksAbsentError,
+    ManifestError,
+    StaleVersionError,
+)
 from physarum.weightsync.manifest import Manifest, decode_manifest, encode_manifest, manifest_digest
 from physarum.weightsync.metrics import Counters
 
@@ -38,6 +45,7 @@ _log = logging.getLogger(__name__)
 OnManifest = Callable[[Manifest], Awaitable[None]]
 
 LARGEST_BODY_BYTES: Final = 64 * 1024 * 1024
+_PIECE_BYTES: Final = 1 << 20
 _CHUNKS: Final = "/v1/chunks/"
 
 
@@ -61,6 +69,7 @@ class CheckpointService:
             web.put("/v1/chunks/{digest}", self.put_chunk),
             web.get("/v1/chunks/{digest}", self.get_chunk),
             web.put("/v1/manifests/{label}", self.put_manifest),
+            web.put("/v1/held/{label}", self.put_manifest),
             web.get("/v1/manifests/{label}", self.get_manifest),
             web.get("/v1/manifests", self.list_manifests),
             web.get("/metrics", self.metrics),
@@ -95,10 +104,35 @@ class CheckpointService:
 
     async def get_chunk(self, request: web.Request) -> web.StreamResponse:
         digest = request.match_info["digest"]
+        data = self._catalogue.chunk(digest)
+        if data is not None:
+            return await self._send(request, data)
         size = await asyncio.to_thread(self._store.size, digest) if is_digest(digest) else None
         if size is None:
             return refusal(404, f"chunk {digest[:80]} is not here; it was given up with its version, or never came")
         return web.FileResponse(self._store.path(digest))
+
+    async def _send(self, request: web.Request, data: memoryview) -> web.StreamResponse:
+        """A part of a file in memory, or a range of it. Raises HTTPRequestRangeNotSatisfiable."""
+        try:
+            wanted = request.http_range
+        except ValueError as error:
+            raise web.HTTPRequestRangeNotSatisfiable(text=str(error)) from error
+        part = data[wanted]
+        whole = wanted.start is None and wanted.stop is None
+        response = web.StreamResponse(status=200 if whole else 206)
+        response.content_type = "application/octet-stream"
+        response.content_length = part.nbytes
+        if not whole:
+            start, stop, _ = wanted.indices(data.nbytes)
+            response.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{data.nbytes}"
+        await response.prepare(request)
+        for start in range(0, part.nbytes, _PIECE_BYTES):
+            await response.write(part[start : start + _PIECE_BYTES])
+        await response.write_eof()
+        self.counters.chunks_out += 1
+        self.counters.bytes_out += part.nbytes
+        return response
 
     async def put_manifest(self, request: web.Request) -> web.Response:
         label = request.match_info["label"]
@@ -110,7 +144,9 @@ class CheckpointService:
             return refusal(400, f"the body is {manifest.label}, the address says {label}")
         async with self._accepting:  # one at a time: the newest version is compared and replaced in one step
             try:
-                new = await asyncio.to_thread(self._catalogue.put, manifest)
+                new = await asyncio.to_thread(self._catalogue.put, manifest, request.query.get("name"))
+            except ChunkMissingError as error:
+                return refusal(404, str(error))
             except (StaleVersionError, ManifestError) as error:
                 self.counters.manifests_refused += 1
                 return refusal(409, str(error))

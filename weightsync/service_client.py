@@ -64,6 +64,16 @@ class CheckpointClient:
         """Raises ChunksAbsentError when chunks must be sent (again), else ServiceRefusedError."""
         await self._call("PUT", f"/v1/manifests/{manifest.label}", encode_manifest(manifest))
 
+    async def hold(self, manifest: Manifest, name: str) -> bool:
+        """Whether the service took over the file `name` of its host's area as this version; False: it is not there."""
+        try:
+            await self._call("PUT", f"/v1/held/{manifest.label}?name={name}", encode_manifest(manifest))
+        except ServiceRefusedError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
     async def get_manifest(self, label: str) -> Manifest:
         return decode_manifest(await self._call("GET", f"/v1/manifests/{label}"))
 

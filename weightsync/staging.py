@@ -1,119 +1,65 @@
-"""One complete safetensors folder per version, filled chunk by chunk, from what is held and from elsewhere.
+"""The folder from which one engine loads: a whole version by a second name, or only the tensors that changed.
 
-Invariant: a folder under a version's label is complete and every byte of it was verified; one that is being filled is
-named `.part-LABEL` and removed when it cannot be completed. One receiver owns the staging area. Methods block.
+Invariant: every byte that an engine finds there was verified, and nobody overwrites it while the folder exists. Blocking.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
-from physarum.weightsync.digest import algorithm_of, digest_of
-from physarum.weightsync.errors import UpdateRefusedError
-from physarum.weightsync.layout import FILE_NAME, Layout, lay_out
-from physarum.weightsync.manifest import Manifest
-
-_PART_PREFIX: Final = ".part-"
-_SHARED_MEMORY: Final = Path("/dev/shm")
+from physarum.weightsync.area import SharedArea
+from physarum.weightsync.digest import verify
+from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.layout import FILE_NAME, Form, lay_out
+from physarum.weightsync.manifest import Manifest, TensorEntry
 
 
-def default_staging(name: str) -> Path:
-    """A staging area called `name` in shared memory where the host has it, else in the temporary folder."""
-    usable = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-    root = _SHARED_MEMORY if usable else Path(os.environ.get("TMPDIR", "/tmp"))
-    return root / "physarum" / name
+def changed_tensors(manifest: Manifest, live: Manifest | None) -> list[TensorEntry]:
+    """Those that differ from what is `live` (None: unknown, so all). Never none: an engine takes its label with a load."""
+    if live is None:
+        return list(manifest.tensors)
+    before = {tensor.name: tensor for tensor in live.tensors}
+    changed = [tensor for tensor in manifest.tensors if before.get(tensor.name) != tensor]
+    return changed or [min(manifest.tensors, key=lambda tensor: tensor.size_bytes)]
 
 
-class Held:
-    """A complete folder of an earlier version, as a source of chunks."""
+class Staging:
+    """The folders of one engine, in the area's folder `engines/NAME`."""
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
-        self.folder = folder
-        self._layout = layout
+    def __init__(self, area: SharedArea, name: str) -> None:
+        self.area = area
+        self.folder = area.folder / "engines" / name
+        self.clear()
 
-    def read(self, digest: str) -> bytes | None:
-        """The verified bytes of a chunk; None when it is not here, or was altered meanwhile."""
-        place = self._layout.places.get(digest)
-        if place is None:
-            return None
-        size, offsets = place
-        with (self.folder / FILE_NAME).open("rb") as file:
-            data = os.pread(file.fileno(), size, offsets[0])
-        return data if digest_of(data, algorithm_of(digest)) == digest else None
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
+    def prepare(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> Path:
+        """A folder with `changed`, verified. `file` must stay open while it is used. Raises ChunkAlteredError, NoRoomError."""
+        for tensor in changed:
+            for digest, data in file.chunks(tensor):
+                verify(data, digest, f"{manifest.label}, tensor {tensor.name}")
+        folder = self.folder / manifest.label
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if len(changed) == len(manifest.tensors):
+            os.link(self.area.path(manifest.label), folder / FILE_NAME)
+        else:
+            self._write(folder / FILE_NAME, file, manifest, changed)
+        return folder
 
-class Part:
-    """A folder that is being filled. Chunks may be written in any order and from several threads.
-
-    A thread cannot be cancelled: one that still writes when the part is discarded writes to a file without a name.
-    """
-
-    def __init__(self, area: Path, manifest: Manifest) -> None:
-        self.layout = lay_out(manifest)
-        self._whole = area / manifest.label
-        self._folder = area / f"{_PART_PREFIX}{manifest.label}"
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._check_space(area)
-        self._folder.mkdir(parents=True)
-        self._closing = threading.Lock()
-        self._descriptor: int | None = os.open(self._folder / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-        os.ftruncate(self._descriptor, self.layout.size_bytes)
-        _write_at(self._descriptor, self.layout.header, 0)
-
-    def write(self, digest: str, data: bytes) -> None:
-        """Puts a verified chunk at every place where the version has it. Raises UpdateRefusedError after `discard`."""
-        with self._closing:
-            if self._descriptor is None:
-                raise UpdateRefusedError(f"staging of {self._whole.name} was given up")
-            descriptor = os.dup(self._descriptor)
+    def _write(self, path: Path, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
+        layout = lay_out({one.name: Form(one.dtype, one.shape) for one in changed}, manifest.label)
+        name = f"{self.folder.name}-{manifest.label}"
+        filling = self.area.begin(name, reuse=False)
         try:
-            for offset in self.layout.places[digest][1]:
-                _write_at(descriptor, data, offset)
+            filling.write(layout.header, 0)
+            for one in changed:
+                filling.write(file.tensor(one.name), layout.offsets[one.name])
+            filling.finish(layout.size_bytes)
+            os.link(self.area.folder / "filling" / name, path)
         finally:
-            os.close(descriptor)
-
-    def complete(self) -> Held:
-        """Call it once every chunk was written."""
-        self._close()
-        shutil.rmtree(self._whole, ignore_errors=True)
-        self._folder.rename(self._whole)
-        return Held(self._whole, self.layout)
-
-    def discard(self) -> None:
-        self._close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _close(self) -> None:
-        with self._closing:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
-
-    def _check_space(self, area: Path) -> None:
-        area.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(area).free
-        if free < self.layout.size_bytes:
-            raise UpdateRefusedError(
-                f"staging {self._whole.name} needs {self.layout.size_bytes} bytes, {area} has {free} free;"
-                " enlarge it, or stage in another folder"
-            )
-
-
-def _write_at(descriptor: int, data: bytes, offset: int) -> None:
-    written = 0
-    while written < len(data):
-        written += os.pwrite(descriptor, memoryview(data)[written:], offset + written)
-
-
-def remove_others(area: Path, keep: Callable[[Path], bool]) -> None:
-    """Deletes every folder in `area` but those that `keep` wants, half-filled ones included."""
-    if not area.is_dir():
-        return
-    for folder in area.iterdir():
-        if not keep(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            filling.discard()

@@ -16,6 +16,7 @@ from physarum.actors.supervisor.crew import SERVICES
 from physarum.actors.supervisor.errors import SupervisorError
 from physarum.actors.supervisor.process import ActorProcess, read_records, record_path
 from physarum.actors.supervisor.run_lock import Holder, holder
+from physarum.weightsync.area import SharedArea
 
 _MARGIN_S: Final = 90.0
 """Beyond two drain timeouts: account, summary, and the stop of the bus."""
@@ -46,6 +47,7 @@ async def stop_run(folder: RunFolder, at_once: bool) -> Stopped:
     server = embedded_server(recorded_config(folder), folder)
     had_bus = server.running() is not None
     await server.stop()
+    await asyncio.to_thread(SharedArea.remove_of_run, folder.path)
     return Stopped(folder.path.name, None, actors, had_bus)
 
 

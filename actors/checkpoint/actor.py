@@ -17,6 +17,7 @@ from physarum.actors.checkpoint.blob_service import BlobService
 from physarum.actors.checkpoint.sweeping import Sweeping
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.runtime import Actor
+from physarum.actors.weights_area import weights_area
 from physarum.bus.blobs import BlobStore
 from physarum.configs.secrets import read_secret
 from physarum.weightsync.catalogue import Catalogue
@@ -37,7 +38,15 @@ class CheckpointActor(Actor):
         token = read_secret(self.config.checkpoint.token_env)
         folder = self.context.folder.weights
         store = await asyncio.to_thread(ChunkStore, folder / "chunks", True)
-        catalogue = await asyncio.to_thread(Catalogue, folder / "manifests", store)
+        area = await asyncio.to_thread(weights_area, self.context.folder, self.config)
+        with area.served():
+            catalogue = await asyncio.to_thread(Catalogue, folder / "manifests", store, True, area)
+            try:
+                await self._serve(store, catalogue, token)
+            finally:
+                catalogue.close()
+
+    async def _serve(self, store: ChunkStore, catalogue: Catalogue, token: str | None) -> None:
         app = checkpoint_app(store, catalogue, token, self._on_manifest, self.config.checkpoint.keep_last)
         blobs = BlobStore(self._blob_folder())
         app.add_routes(BlobService(blobs, self.config.blobs.largest_bytes).routes())

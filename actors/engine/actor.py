@@ -24,6 +24,7 @@ from physarum.actors.engine.errors import EngineArgumentError, EngineDiedError, 
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
+from physarum.actors.weights_area import weights_area
 from physarum.bus.presence import Roster
 from physarum.bus.register import Register
 from physarum.bus.version import Version
@@ -42,7 +43,7 @@ from physarum.weightsync.errors import (
 from physarum.weightsync.layout import forms_in
 from physarum.weightsync.receiver import Receiver, SwapRecord
 from physarum.weightsync.service_client import CheckpointClient
-from physarum.weightsync.staging import default_staging
+from physarum.weightsync.staging import Staging
 from physarum.weightsync.target import PauseMode
 
 _log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class EngineActor(Actor):
             self.become("ready")
             await self.context.draining.wait()
             return
-        receiver = self._receiver(session, control)
+        receiver = await asyncio.to_thread(self._receiver, session, control)
         self.become("waiting for weights")
         try:
             async with Roster(self.bus, "checkpoint").open() as services:
@@ -164,10 +165,9 @@ class EngineActor(Actor):
 
     def _receiver(self, session: aiohttp.ClientSession, control: EngineControl) -> Receiver:
         mode: PauseMode = self._settings.pause
-        identity = self.context.identity
         return Receiver(
             control,
-            default_staging(f"{identity.run}-{identity.instance}"),
+            Staging(weights_area(self.context.folder, self.config), self.context.identity.instance),
             session,
             live=None,
             expected=forms_in(self.context.folder.start_model.resolve()),
@@ -214,6 +214,7 @@ class EngineActor(Actor):
                 "pause_s": swap.pause_s,
                 "fetch_s": swap.fetch_s,
                 "bytes": swap.bytes_fetched,
+                "bytes_applied": swap.bytes_applied,
                 "swapped_at": swap.swapped_at,
             },
         )

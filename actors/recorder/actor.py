@@ -28,18 +28,20 @@ from physarum.actors.trainer.exhaustion import Exhaustion
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.recovery import recover
 from physarum.actors.waiting import unless_draining
+from physarum.actors.weights_area import weights_area
 from physarum.bus import ledger
 from physarum.bus.lease import Lease
 from physarum.bus.ledger import Ledger, RollbackRecord
 from physarum.bus.log import LogReader
 from physarum.bus.version import Version
-from physarum.weightsync.publisher import Snapshot
+from physarum.weightsync.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
 
+_FILLING: Final = "recorder-"
 _PUBLISH_TIMEOUT_S: Final = 600.0
 
 
@@ -100,14 +102,18 @@ class RecorderActor(Actor):
 
     async def _publish(self, publication: Publication, version: Version, model: Path) -> None:
         if self.config.engines:
-            take = lambda: Snapshot.take(_tensors(model), self.config.checkpoint.chunk_bytes)  # noqa: E731
-            publication.offer(Offer(version, await asyncio.to_thread(take), {}))
+            publication.offer(Offer(version, await asyncio.to_thread(self._snapshot, model, str(version)), {}))
             await publication.drained(_PUBLISH_TIMEOUT_S)
         ready = states.TrainerReady(epoch=version.epoch, number=0, at=time.time())
         await self.context.run_register(states.TrainerReady).put(ready, states.TRAINER_READY)
         await self.context.emit("trainer_ready", {"epoch": ready.epoch, "number": 0})
         self.facts = {"version": str(version)}
         self.become("ready")
+
+    def _snapshot(self, model: Path, label: str) -> Snapshot:
+        area = weights_area(self.context.folder, self.config)
+        area.clear_filling(_FILLING)  # of a recorder that died: the lease is ours
+        return Snapshot.take(_tensors(model), self.config.checkpoint.chunk_bytes, area, f"{_FILLING}{label}")
 
     async def _wait(self, exhaustion: Exhaustion) -> str:
         """The stop condition that is met first."""

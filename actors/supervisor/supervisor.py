@@ -46,6 +46,7 @@ from physarum.bus.errors import BusError
 from physarum.bus.presence import GONE, Heartbeat, announce
 from physarum.bus.publisher import Publisher
 from physarum.configs.root import RootConfig
+from physarum.weightsync.area import SharedArea
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Supervisor:
                     await bus.close()
             finally:
                 await keeper.stop()
+                await asyncio.to_thread(SharedArea.remove_of_run, self.folder.path)
 
     async def _train(self, config: RootConfig) -> Path:
         """The run that makes the start model: a supervisor, a bus and actors of its own, before ours start."""

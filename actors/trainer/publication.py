@@ -22,7 +22,8 @@ from physarum.bus.version import Version
 from physarum.configs.secrets import read_secret
 from physarum.weightsync.errors import ServiceUnreachableError
 from physarum.weightsync.manifest import Manifest, manifest_digest
-from physarum.weightsync.publisher import Snapshot, upload
+from physarum.weightsync.publisher import upload
+from physarum.weightsync.snapshot import Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +84,10 @@ class Publication:
                 self._offered.clear()
                 offer, self._offer = self._offer, None
                 if offer is not None:
-                    await self._publish(offer, session, services, heads)
+                    try:
+                        await self._publish(offer, session, services, heads)
+                    finally:
+                        await asyncio.to_thread(offer.snapshot.close)
                 self._idle.set()
 
     async def _publish(

@@ -24,9 +24,10 @@ from physarum.actors.trainer.checkpoints import CheckpointMeta
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.errors import BadSequence, EmptyBatch, NonFiniteStep, SequenceTooLong
 from physarum.actors.trainer.mismatch_alarm import MismatchAlarm
+from physarum.actors.trainer.offers import Offers
 from physarum.actors.trainer.plan import Plan
 from physarum.actors.trainer.planner import Planner
-from physarum.actors.trainer.publication import Offer, Publication
+from physarum.actors.trainer.publication import Publication
 from physarum.actors.trainer.recovery import Recovery
 from physarum.actors.trainer.replay_alarm import ReplayAlarm
 from physarum.actors.trainer.retention import Retention
@@ -41,14 +42,12 @@ from physarum.bus.lease import Lease
 from physarum.bus.ledger import DurableRecord, GroupClosedRecord, Ledger, PlanRecord, RefillRecord, StepRecord
 from physarum.bus.records import Execution
 from physarum.bus.version import Fork, Version
-from physarum.weightsync.publisher import Snapshot
 
 if TYPE_CHECKING:
     from physarum.actors.trainer.actor import TrainerActor
 
 T = TypeVar("T")
 
-_PUBLISH_TIMEOUT_S: Final = 120.0
 
 _REFUSALS: Final = (NonFiniteStep, EmptyBatch, SequenceTooLong, BadSequence)
 """The weights are as they were. A plan is replayed verbatim, so an error that it raises each time must end in a record."""
@@ -84,28 +83,20 @@ class Stepper:
         self._metadata = self._config.trainer.algorithm.metadata
         self._alarm = MismatchAlarm(mismatch.window, mismatch.doubling_steps)
         self._replay_alarm = ReplayAlarm()
+        self._offers = Offers(actor, world, publication)
 
     @property
     def version(self) -> Version:
         return Version(self._config.model.name, self._lease.token, self.number)
 
     @property
-    def _publishes(self) -> bool:
-        return bool(self._config.engines)
-
-    @property
     def forks(self) -> tuple[Fork, ...]:
         """Every takeover so far, as ages count it."""
         return self._forks
 
-    @property
-    def _publish_debt(self) -> int:
-        """How many numbers the newest published weights are behind."""
-        last = self.publication.last
-        return self.number - last.number if self._publishes and last is not None else 0
-
     async def begin(self) -> None:
         """Announces the weights as they are, before anything is trained on."""
+        await self._offers.begin()
         await self.publish()
         ready = states.TrainerReady(epoch=self._lease.token, number=self.number, at=time.time())
         await self._context.run_register(states.TrainerReady).put(ready, states.TRAINER_READY)
@@ -134,7 +125,7 @@ class Stepper:
 
     async def _execute(self, sequence: int, plan: Plan, waited_s: float, selection: dict[str, float]) -> StepRecord:
         started_at, began_s = time.time(), time.perf_counter()
-        measured = age_metrics(plan, self._publish_debt, selection)
+        measured = age_metrics(plan, self._offers.numbers_behind(self.number), selection)
         bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
         result, refused = await self._train(plan, bodies)
         self.number += result is not None and result.changed
@@ -186,24 +177,8 @@ class Stepper:
             await self.checkpoint()
 
     async def publish(self, *, final: bool = False) -> None:
-        """Offers the weights for publication; when the last ones are still under way, it counts as debt instead.
-
-        In ordered mode each version is waited for: the next batch is made by it.
-        """
-        if not self._publishes:
-            return
-        if final or self._config.trainer.ordered:
-            await self.publication.drained(_PUBLISH_TIMEOUT_S)
-        if self.publication.idle and self.publication.last != self.version:
-            snapshot = await self._actor.torch.run(self._snapshot, self._config.trainer.step_timeout_s, "the snapshot")
-            self.publication.offer(Offer(self.version, snapshot, {}))
-        elif self.publication.last != self.version:
-            self.publication.debt += 1
-        if final:
-            await self.publication.drained(_PUBLISH_TIMEOUT_S)
-
-    def _snapshot(self) -> Snapshot:
-        return Snapshot.take(self.world.export(), self._config.checkpoint.chunk_bytes)
+        """Offers the weights as they are (offers.py)."""
+        await self._offers.make(self.version, final=final)
 
     async def export(self, target: Path) -> None:
         """Writes the weights as a Hugging Face folder: aside, then renamed over what is there; waits for a full disk."""

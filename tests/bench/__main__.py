@@ -21,6 +21,7 @@ BENCHES: Final = {
     "B1": "tests.bench.b1_tail_bubble",
     "B2": "tests.bench.b2_freshness",
     "B3": "tests.bench.chaos",
+    "B4": "tests.bench.b4_weights",
     "B6": "tests.bench.bus_tax",
     "kernels": "tests.bench.kernels",
 }

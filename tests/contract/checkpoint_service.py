@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,12 +12,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from physarum.bus.version import Version
+from physarum.weightsync.area import SharedArea
 from physarum.weightsync.catalogue import Catalogue
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.manifest import Manifest
-from physarum.weightsync.publisher import Snapshot, upload
+from physarum.weightsync.publisher import upload
 from physarum.weightsync.server import checkpoint_app
 from physarum.weightsync.service_client import CheckpointClient
+from physarum.weightsync.snapshot import Snapshot
 
 TOKEN = "s3cret"
 
@@ -38,9 +40,12 @@ class Service:
 
 
 @asynccontextmanager
-async def running_service(folder: Path, keep_last: int | None = None, grace_s: float = 300.0) -> AsyncIterator[Service]:
+async def running_service(
+    folder: Path, keep_last: int | None = None, grace_s: float = 300.0, area: SharedArea | None = None
+) -> AsyncIterator[Service]:
+    """With `area` it serves that host's memory, too."""
     store = ChunkStore(folder / "chunks")
-    service = Service("", store, Catalogue(folder / "manifests", store))
+    service = Service("", store, Catalogue(folder / "manifests", store, area=area))
 
     async def announce(manifest: Manifest) -> None:
         service.announced.append(manifest)
@@ -55,7 +60,9 @@ async def running_service(folder: Path, keep_last: int | None = None, grace_s: f
     app.middlewares.insert(0, interfere)
     async with TestServer(app) as server:
         service.url = str(server.make_url("")).rstrip("/")
-        yield service
+        with area.served() if area is not None else nullcontext():
+            yield service
+    service.catalogue.close()
 
 
 def tensors(seed: int, changed: int = 3) -> dict[str, torch.Tensor]:
@@ -67,16 +74,19 @@ def tensors(seed: int, changed: int = 3) -> dict[str, torch.Tensor]:
 
 
 async def publish(
-    service: Service, client: CheckpointClient, number: int, named: dict[str, torch.Tensor], epoch: int = 1
+    service: Service,
+    client: CheckpointClient,
+    number: int,
+    named: dict[str, torch.Tensor],
+    epoch: int = 1,
+    area: SharedArea | None = None,
 ) -> Manifest:
-    """Uploads `named` as policy@EPOCH.NUMBER through `client`'s session."""
-    return await upload(
-        Snapshot.take(named.items(), chunk_bytes=128),
-        Version("policy", epoch, number),
-        service.url,
-        TOKEN,
-        5.0,
-        session=client.session,
-        model_digest="m",
-        step=number,
-    )
+    """Uploads `named` as policy@EPOCH.NUMBER through `client`'s session, from `area` if the publisher has one."""
+    version = Version("policy", epoch, number)
+    snapshot = Snapshot.take(named.items(), 128, area, f"trainer-{version}")
+    try:
+        return await upload(
+            snapshot, version, service.url, TOKEN, 5.0, session=client.session, model_digest="m", step=number
+        )
+    finally:
+        snapshot.close()

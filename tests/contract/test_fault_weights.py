@@ -12,13 +12,16 @@ from checkpoint_service import TOKEN, publish, running_service, tensors
 from test_weightsync_receiver import StubEngine, same
 
 from physarum.bus.version import Version
+from physarum.weightsync.area import SharedArea
 from physarum.weightsync.receiver import Receiver
 from physarum.weightsync.service_client import CheckpointClient
+from physarum.weightsync.staging import Staging
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def receiver(engine: StubEngine, staging: Path, session: aiohttp.ClientSession) -> Receiver:
+def receiver(engine: StubEngine, place: Path, session: aiohttp.ClientSession) -> Receiver:
+    staging = Staging(SharedArea(place), "engine-0")
     return Receiver(engine, staging, session, live=Version("policy", 1, 0), model_digest="m", chunk_timeout_s=2.0)
 
 

@@ -15,11 +15,14 @@ from engine_requests import PROMPT, TOKENS, Streams, generate, spans, worst
 
 from physarum.actors.engine.control import EngineControl
 from physarum.bus.version import Version
+from physarum.weightsync.area import SharedArea
 from physarum.weightsync.errors import ChunkAlteredError, EngineQuarantineError
 from physarum.weightsync.layout import forms_in
 from physarum.weightsync.manifest import Manifest
-from physarum.weightsync.publisher import Snapshot, upload
+from physarum.weightsync.publisher import upload
 from physarum.weightsync.receiver import Receiver
+from physarum.weightsync.snapshot import Snapshot
+from physarum.weightsync.staging import Staging
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(400)]
 
@@ -46,7 +49,7 @@ async def receiver(engine: LiveEngine, session: aiohttp.ClientSession, tmp_path:
     control = EngineControl(engine.url, session)
     live = Version.parse(await serve(engine, control, seed=0))
     expected = forms_in(engine.weights(0))
-    return Receiver(control, tmp_path / "staging", session, live=live, expected=expected)
+    return Receiver(control, Staging(SharedArea(tmp_path / "area"), "engine-0"), session, live=live, expected=expected)
 
 
 async def publish(engine: LiveEngine, service: Service, session: aiohttp.ClientSession, seed: int) -> Manifest:
@@ -122,7 +125,7 @@ async def test_an_engine_that_dies_during_the_update_is_quarantined(
         control.base_url = "http://127.0.0.1:9"
 
     control.pause = pause_then_lose  # type: ignore[method-assign, assignment]
-    lost = Receiver(control, tmp_path / "staging", session)
+    lost = Receiver(control, Staging(SharedArea(tmp_path / "area"), "engine-0"), session)
     with pytest.raises(EngineQuarantineError, match="weights are not known"):
         await lost.apply(manifest, [service.url], TOKEN)
     await EngineControl(engine.url, session).continue_generation()

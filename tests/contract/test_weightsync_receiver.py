@@ -15,6 +15,7 @@ from checkpoint_service import TOKEN, Service, publish, running_service, tensors
 from safetensors.torch import load_file
 
 from physarum.bus.version import Version
+from physarum.weightsync.area import SharedArea
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
@@ -27,6 +28,7 @@ from physarum.weightsync.errors import (
 from physarum.weightsync.layout import FILE_NAME, Form
 from physarum.weightsync.receiver import Receiver
 from physarum.weightsync.service_client import CheckpointClient
+from physarum.weightsync.staging import Staging
 from physarum.weightsync.target import PauseMode
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(30)]
@@ -37,11 +39,12 @@ class BrokenEngineError(Exception):
 
 
 class StubEngine:
-    """Loads the file it is given; `fails_at` names the call that raises, `lies` makes it keep its old label."""
+    """Loads the tensors it is given into its own; `fails_at` names the call that raises, `lies` makes it keep its old label."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.weights: dict[str, torch.Tensor] = {}
+        self.loads: list[list[str]] = []
         self.label = "policy@1.0"
         self.fails_at: set[str] = set()
         self.lies = False
@@ -58,7 +61,8 @@ class StubEngine:
         self._called("update")
         if self.hold is not None:
             await self.hold.wait()
-        self.weights = load_file(folder / FILE_NAME)
+        self.loads.append(sorted(load_file(folder / FILE_NAME)))
+        self.weights |= {name: tensor.clone() for name, tensor in load_file(folder / FILE_NAME).items()}
         if not self.lies:
             self.label = label
 
@@ -78,13 +82,14 @@ class StubEngine:
 class Rig:
     """One service, one stub engine and its receiver."""
 
-    def __init__(self, service: Service, session: aiohttp.ClientSession, staging: Path) -> None:
+    def __init__(self, service: Service, session: aiohttp.ClientSession, area: SharedArea) -> None:
         self.service = service
         self.client = CheckpointClient(service.url, TOKEN, session)
         self.engine = StubEngine()
-        self.staging = staging
+        self.area = area
+        self.staging = Staging(area, "engine-0")
         self.receiver = Receiver(
-            self.engine, staging, session, live=Version("policy", 1, 0), model_digest="m", chunk_timeout_s=2.0
+            self.engine, self.staging, session, live=Version("policy", 1, 0), model_digest="m", chunk_timeout_s=2.0
         )
 
     async def publish_and_apply(self, number: int, named: dict[str, torch.Tensor], epoch: int = 1) -> int:
@@ -92,17 +97,25 @@ class Rig:
         manifest = await publish(self.service, self.client, number, named, epoch)
         record = await self.receiver.apply(manifest, [self.service.url], TOKEN)
         assert record.version == manifest.version and record.pause_s >= 0 and record.fetch_s > 0
-        assert record.bytes_fetched + record.bytes_reused == sum(manifest.sizes().values())
+        assert record.bytes_fetched + record.bytes_reused == manifest.total_bytes
         return record.bytes_fetched
 
     def staged(self) -> list[str]:
-        return sorted(folder.name for folder in self.staging.iterdir())
+        """What is left of staging and fetching."""
+        return sorted(file.name for place in ("engines", "filling") for file in (self.area.folder / place).rglob("*.*"))
+
+
+def alter(area: SharedArea, label: str, count: int) -> None:
+    """The last `count` bytes of a version become zeros."""
+    with area.path(label).open("r+b") as file:
+        file.seek(-count, 2)
+        file.write(b"\0" * count)
 
 
 @pytest_asyncio.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with running_service(tmp_path / "service") as service, aiohttp.ClientSession() as session:
-        yield Rig(service, session, tmp_path / "staging")
+        yield Rig(service, session, SharedArea(tmp_path / "area"))
 
 
 def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
@@ -112,28 +125,45 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> b
 async def test_order_of_an_update_and_what_the_engine_holds_after(rig: Rig) -> None:
     await rig.publish_and_apply(1, tensors(1))
     assert rig.engine.calls == ["pause", "update", "label", "continue"]
-    assert same(rig.engine.weights, tensors(1)) and rig.staged() == ["policy@1.1"]
+    assert same(rig.engine.weights, tensors(1)) and rig.staged() == [] and rig.area.labels() == ["policy@1.1"]
     assert rig.receiver.live == Version("policy", 1, 1)
 
 
-async def test_only_what_changed_is_fetched_and_old_folders_go(rig: Rig) -> None:
+async def test_only_what_changed_is_fetched_and_applied_and_old_versions_go(rig: Rig) -> None:
     assert await rig.publish_and_apply(1, tensors(1, changed=1)) == 4 * 256
     assert await rig.publish_and_apply(2, tensors(2, changed=1)) == 256
-    assert same(rig.engine.weights, tensors(2, changed=1)) and rig.staged() == ["policy@1.2"]
+    assert await rig.publish_and_apply(3, tensors(3, changed=1)) == 256
+    assert same(rig.engine.weights, tensors(3, changed=1)) and rig.engine.loads == [["a", "b", "c", "d"], ["a"], ["a"]]
+    assert sorted(rig.area.labels()) == ["policy@1.2", "policy@1.3"]
 
 
-async def test_closing_gives_back_what_was_staged(rig: Rig) -> None:
-    await rig.publish_and_apply(1, tensors(1))
-    await rig.receiver.close()
-    assert not rig.staging.exists()
-
-
-async def test_reused_bytes_that_were_altered_on_disk_are_fetched_again(rig: Rig) -> None:
+async def test_an_engine_that_was_started_anew_gets_every_tensor(rig: Rig) -> None:
     await rig.publish_and_apply(1, tensors(1, changed=1))
-    file = rig.staging / "policy@1.1" / FILE_NAME
-    file.write_bytes(b"\0" * file.stat().st_size)
+    rig.engine.weights = {}
+    rig.receiver.engine_restarted(None)
+    assert await rig.publish_and_apply(2, tensors(2, changed=1)) == 256
+    assert same(rig.engine.weights, tensors(2, changed=1))
+
+
+async def test_reused_bytes_that_were_altered_in_memory_are_fetched_again(rig: Rig) -> None:
+    await rig.publish_and_apply(1, tensors(1, changed=1))
+    alter(rig.area, "policy@1.1", 4 * 256)
     assert await rig.publish_and_apply(2, tensors(2, changed=1)) == 4 * 256
     assert same(rig.engine.weights, tensors(2, changed=1))
+
+
+async def test_what_is_altered_in_the_memory_of_the_host_never_reaches_the_engine(rig: Rig) -> None:
+    """Two engines of a host: what one has fetched is the other's, too, but each verifies it."""
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    other = StubEngine()
+    beside = Receiver(other, Staging(rig.area, "engine-1"), rig.client.session, live=Version("policy", 1, 0))
+    alter(rig.area, "policy@1.1", 1)
+    with pytest.raises(ChunkAlteredError, match=r"policy@1\.1, tensor d"):
+        await beside.apply(manifest, [rig.service.url], TOKEN)
+    assert other.calls == [] and beside.checksum_failures == 1
+    assert (await beside.apply(manifest, [rig.service.url], TOKEN)).bytes_fetched == manifest.total_bytes
+    assert same(other.weights, tensors(1))
 
 
 async def test_versions_that_are_not_newer_are_refused_before_anything(rig: Rig) -> None:
@@ -153,10 +183,10 @@ async def test_altered_chunk_never_reaches_the_engine(rig: Rig) -> None:
     sizes = manifest.sizes()
     victim = list(sizes)[3]
 
-    def alter(request: web.Request) -> web.StreamResponse | None:
+    def lie(request: web.Request) -> web.StreamResponse | None:
         return web.Response(body=b"\0" * sizes[victim]) if request.path.endswith(victim) else None
 
-    rig.service.before = alter
+    rig.service.before = lie
     with pytest.raises(ChunkAlteredError, match=f"expected {victim}"):
         await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
     assert rig.engine.calls == [] and rig.staged() == [] and rig.receiver.checksum_failures == 1

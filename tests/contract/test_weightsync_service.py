@@ -22,8 +22,9 @@ from physarum.weightsync.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
 )
-from physarum.weightsync.publisher import Snapshot, upload
+from physarum.weightsync.publisher import upload
 from physarum.weightsync.service_client import CheckpointClient
+from physarum.weightsync.snapshot import Snapshot
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(30)]
 

@@ -1,4 +1,4 @@
-"""A folder filled from chunks is a safetensors file that others read; one that does not fit the model is refused."""
+"""A version is a safetensors file that others read; one that does not fit the model is refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from physarum.bus.version import Version
-from physarum.weightsync.errors import ManifestError, UpdateRefusedError
+from physarum.weightsync import snapshot as snapshots
+from physarum.weightsync.area import SharedArea
+from physarum.weightsync.digest import digest_of
+from physarum.weightsync.errors import ManifestError
+from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import FILE_NAME, Form, check_fits, forms_in
 from physarum.weightsync.manifest import Manifest
-from physarum.weightsync.publisher import Snapshot
-from physarum.weightsync.staging import Part, remove_others
+from physarum.weightsync.snapshot import Snapshot
 
 TENSORS = {
     "a.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
@@ -36,19 +39,38 @@ def manifest_of(snapshot: Snapshot) -> tuple[Manifest, dict[str, memoryview]]:
 
 
 @pytest.mark.parametrize("chunk_bytes", [5, 1 << 20])
-def test_file_filled_in_any_order_equals_the_tensors(tmp_path: Path, chunk_bytes: int) -> None:
-    manifest, chunks = manifest_of(Snapshot.take(TENSORS.items(), chunk_bytes))
-    part = Part(tmp_path, manifest)
-    for digest, data in reversed(chunks.items()):
-        part.write(digest, bytes(data))
-    held = part.complete()
-    loaded = load_file(held.folder / FILE_NAME)
+def test_a_snapshot_is_a_file_that_others_read(tmp_path: Path, chunk_bytes: int) -> None:
+    area = SharedArea(tmp_path)
+    snapshot = Snapshot.take(TENSORS.items(), chunk_bytes, area, "one")
+    manifest, _ = manifest_of(snapshot)
+    held = area.hold("one", manifest.label)
+    assert held is not None
+    loaded = load_file(held)
     assert loaded.keys() == TENSORS.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
-    assert forms_in(held.folder) == {
+    assert forms_in(held.parent) == {
         name: Form(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in TENSORS.items()
     }
-    assert all(held.read(digest) == bytes(data) for digest, data in chunks.items())
+    with HeldFile.open(area, manifest.label) as file:  # type: ignore[union-attr]
+        for digest, (offset, size) in file.places(manifest).items():
+            assert digest_of(file.slice(offset, size)) == digest
+
+
+def test_data_move_when_the_header_outgrows_its_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(snapshots, "_HEADER_ROOM", 64)
+    monkeypatch.setattr(snapshots, "_PIECE_BYTES", 7)
+    area = SharedArea(tmp_path)
+    Snapshot.take(TENSORS.items(), 16, area, "one")
+    held = area.hold("one", "policy@1.1")
+    assert held is not None
+    loaded = load_file(held)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_a_tensor_that_is_exported_twice_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="tensor w is exported twice"):
+        Snapshot.take([("w", torch.ones(1)), ("w", torch.ones(1))], 16, SharedArea(tmp_path), "one")
+    assert list((tmp_path / "filling").iterdir()) == []
 
 
 def test_equal_contents_are_one_chunk() -> None:
@@ -61,34 +83,7 @@ def test_snapshot_shares_no_memory_with_the_model() -> None:
     weight = torch.ones(4)
     snapshot = Snapshot.take([("w", weight)])
     weight.zero_()
-    assert bytes(snapshot.tensors[0].data) == torch.ones(4).numpy().tobytes()
-
-
-def test_held_chunk_that_was_altered_is_not_offered(tmp_path: Path) -> None:
-    manifest, chunks = manifest_of(Snapshot.take(TENSORS.items()))
-    part = Part(tmp_path, manifest)
-    for digest, data in chunks.items():
-        part.write(digest, bytes(data))
-    held = part.complete()
-    (held.folder / FILE_NAME).write_bytes(b"\0" * (held.folder / FILE_NAME).stat().st_size)
-    assert all(held.read(digest) is None for digest in chunks)
-    assert held.read("0" * 32) is None
-
-
-def test_discarded_part_is_gone_and_refuses_a_late_write(tmp_path: Path) -> None:
-    manifest, chunks = manifest_of(Snapshot.take(TENSORS.items()))
-    part = Part(tmp_path, manifest)
-    part.discard()
-    with pytest.raises(UpdateRefusedError, match="was given up"):
-        part.write(*next((digest, bytes(data)) for digest, data in chunks.items()))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_other_folders_are_removed(tmp_path: Path) -> None:
-    for name in ("policy@1.1", "policy@1.2", ".part-policy@1.3"):
-        (tmp_path / name).mkdir()
-    remove_others(tmp_path, keep=lambda folder: folder.name == "policy@1.2")
-    assert [folder.name for folder in tmp_path.iterdir()] == ["policy@1.2"]
+    assert bytes(snapshot.file.tensor("w")) == torch.ones(4).numpy().tobytes()
 
 
 def test_versions_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""From the weights as they are to an offer for publication: the snapshot, for which alone training stands still.
+
+Where the last version is still under way no snapshot is taken: the next one carries the changes, and debt is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from physarum.actors.trainer.publication import Offer, Publication
+from physarum.actors.trainer.world import World
+from physarum.actors.weights_area import weights_area
+from physarum.bus.version import Version
+from physarum.weightsync.area import SharedArea
+from physarum.weightsync.errors import NoRoomError
+from physarum.weightsync.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from physarum.actors.trainer.actor import TrainerActor
+
+_log = logging.getLogger(__name__)
+
+_FILLING: Final = "trainer-"
+"""Before the names of versions that are being written into the area."""
+_PUBLISH_TIMEOUT_S: Final = 120.0
+
+
+class Offers:
+    """The versions of one trainer, if the run has engines."""
+
+    def __init__(self, actor: TrainerActor, world: World, publication: Publication) -> None:
+        self._actor = actor
+        self._config = actor.config
+        self._world = world
+        self._publication = publication
+        self._area: SharedArea | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._config.engines)
+
+    def numbers_behind(self, number: int) -> int:
+        """How many numbers the newest published weights are behind."""
+        last = self._publication.last
+        return number - last.number if self.wanted and last is not None else 0
+
+    async def begin(self) -> None:
+        """Clears away what a trainer that died was writing: only the holder of the trainer's lease may call this."""
+        if self.wanted:
+            self._area = await asyncio.to_thread(weights_area, self._actor.context.folder, self._config)
+            await asyncio.to_thread(self._area.clear_filling, _FILLING)
+
+    async def make(self, version: Version, *, final: bool = False) -> None:
+        """Offers the weights, which are `version`. In ordered mode each version is waited for: the next batch is made by it;
+        so is the final one."""
+        if not self.wanted:
+            return
+        if final or self._config.trainer.ordered:
+            await self._publication.drained(_PUBLISH_TIMEOUT_S)
+        if self._publication.last == version:
+            return
+        if not self._publication.idle:
+            self._publication.debt += 1
+            return
+        await self._offer(version, final)
+        if final:
+            await self._publication.drained(_PUBLISH_TIMEOUT_S)
+
+    async def _offer(self, version: Version, final: bool) -> None:
+        """Without room for a version training goes on, in sight of the user; the next one may find it."""
+        limit_s = self._config.trainer.step_timeout_s
+        try:
+            snapshot = await self._actor.torch.run(lambda: self._snapshot(version), limit_s, "the snapshot")
+        except NoRoomError as error:
+            if final:
+                raise
+            _log.error("%s is not published: %s", version, error)
+            self._publication.debt += 1
+            return
+        self._publication.offer(Offer(version, snapshot, {}))
+
+    def _snapshot(self, version: Version) -> Snapshot:
+        return Snapshot.take(
+            self._world.export(), self._config.checkpoint.chunk_bytes, self._area, f"{_FILLING}{version}"
+        )

@@ -1,0 +1,19 @@
+"""Where the versions of a run are on this host: every actor here finds the same place by itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from physarum.actors.context import RunFolder
+from physarum.configs.root import RootConfig
+from physarum.weightsync.area import SharedArea
+from physarum.weightsync.layout import forms_in
+
+_ON_THE_WAY: Final = 2
+"""Versions beyond those that are kept: one that is written, one whose memory is used again."""
+
+
+def weights_area(folder: RunFolder, config: RootConfig) -> SharedArea:
+    """Blocking. The start model must be there; its size says whether memory can hold what is kept. Raises ManifestError."""
+    model_bytes = sum(form.size_bytes for form in forms_in(folder.start_model.resolve()).values())
+    return SharedArea.of_run(folder.path, model_bytes, config.checkpoint.keep_last + _ON_THE_WAY)

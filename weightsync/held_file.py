@@ -1,0 +1,81 @@
+"""One version as a complete file: its tensors and chunks as views of memory, without a copy.
+
+Invariant: while a HeldFile is open nobody overwrites its bytes (area.py). They are not verified: whoever hands them on to an
+engine or an own copy verifies them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+
+from physarum.weightsync.area import SharedArea
+from physarum.weightsync.errors import ManifestError
+from physarum.weightsync.layout import Form, read_layout
+from physarum.weightsync.manifest import Manifest, TensorEntry
+
+
+class HeldFile:
+    """An open safetensors file. `descriptor` becomes its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        with os.fdopen(descriptor, "rb") as file:
+            self.forms, self._offsets = read_layout(file)
+            self._memory = mmap.mmap(
+                descriptor, 0, prot=mmap.PROT_READ
+            )  # duplicates the descriptor, and shares its lock
+
+    @classmethod
+    def open(cls, area: SharedArea, label: str) -> HeldFile | None:
+        """None when the area has no such version. Raises ManifestError."""
+        descriptor = area.open(label)
+        return None if descriptor is None else cls(descriptor)
+
+    def __enter__(self) -> HeldFile:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The file may be overwritten once all views of it are gone, too: they keep the memory and its lock."""
+        with contextlib.suppress(BufferError):
+            self._memory.close()
+
+    def tensor(self, name: str) -> memoryview:
+        """The bytes of a tensor. Raises ManifestError."""
+        form = self.forms.get(name)
+        if form is None:
+            raise ManifestError(f"the file holds no tensor {name}")
+        return self.slice(self._offsets[name], form.size_bytes)
+
+    def slice(self, offset: int, size: int) -> memoryview:
+        """Bytes of the file (places)."""
+        return memoryview(self._memory)[offset : offset + size]
+
+    def chunks(self, tensor: TensorEntry) -> Iterator[tuple[str, memoryview]]:
+        """(Digest that it should have, bytes) of each chunk of a manifest's tensor. Raises ManifestError."""
+        self._check_form(tensor)
+        start, data = 0, self.tensor(tensor.name)
+        for chunk in tensor.chunks:
+            yield chunk.digest, data[start : start + chunk.size]
+            start += chunk.size
+
+    def places(self, manifest: Manifest) -> dict[str, tuple[int, int]]:
+        """(Offset, size) of every chunk of `manifest`, whose tensors this file must hold. Raises ManifestError."""
+        places: dict[str, tuple[int, int]] = {}
+        for tensor in manifest.tensors:
+            self._check_form(tensor)
+            start = self._offsets[tensor.name]
+            for chunk in tensor.chunks:
+                places.setdefault(chunk.digest, (start, chunk.size))
+                start += chunk.size
+        return places
+
+    def _check_form(self, tensor: TensorEntry) -> None:
+        if self.forms.get(tensor.name) != Form(tensor.dtype, tensor.shape):
+            raise ManifestError(
+                f"the file holds {tensor.name} as {self.forms.get(tensor.name)}, the manifest as {tensor.dtype} {tensor.shape}"
+            )

@@ -1,0 +1,109 @@
+"""A trainer's weights, copied once: into a file of the area that will be the version, or into anonymous memory.
+
+Invariant: `Snapshot.take` is the only part during which the trainer must hold still; what it returns shares no memory with
+the model. Hashing, publication and everything after it read the copy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from physarum.weightsync.area import Filling, SharedArea
+from physarum.weightsync.digest import Algorithm, digest_of
+from physarum.weightsync.dtypes import by_name
+from physarum.weightsync.errors import ManifestError
+from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.layout import Form, lay_out
+from physarum.weightsync.manifest import Chunk, TensorEntry
+
+if TYPE_CHECKING:
+    import torch
+
+DEFAULT_CHUNK_BYTES: Final = 4 << 20
+_HEADER_ROOM: Final = 1 << 20
+"""Nobody knows the header before the last tensor. This is enough for 8,000 tensors; more move the data once."""
+_PIECE_BYTES: Final = 64 << 20
+
+
+class Snapshot:
+    """All tensors of one version under their Hugging Face names, in `file`, which is what `filling` wrote."""
+
+    def __init__(self, file: HeldFile, filling: Filling, chunk_bytes: int) -> None:
+        self.file = file
+        self.filling = filling
+        self.chunk_bytes = chunk_bytes
+        self.total_bytes = sum(form.size_bytes for form in file.forms.values())
+
+    @classmethod
+    def take(
+        cls,
+        named: Iterable[tuple[str, torch.Tensor]],
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        area: SharedArea | None = None,
+        name: str = "snapshot",
+    ) -> Snapshot:
+        """Copies every tensor; blocks until that is done. Raises ManifestError for a strange dtype, NoRoomError."""
+        filling = area.begin(name) if area is not None else Filling.anonymous()
+        try:
+            filling.finish(_write(filling, named))
+            return cls(HeldFile(os.dup(filling.descriptor)), filling, chunk_bytes)
+        except BaseException:
+            filling.discard()
+            raise
+
+    def close(self) -> None:
+        """Nobody reads it here any more; what was not published is discarded."""
+        self.file.close()
+        self.filling.discard()
+
+    def entries(self, algorithm: Algorithm = "xxh3") -> tuple[tuple[TensorEntry, ...], dict[str, memoryview]]:
+        """The manifest's tensors, and the bytes of every distinct chunk. Hashes everything: call it from a thread."""
+        chunks: dict[str, memoryview] = {}
+        entries: list[TensorEntry] = []
+        for name, form in self.file.forms.items():
+            named = [(digest_of(piece, algorithm), piece) for piece in self._pieces(self.file.tensor(name))]
+            chunks.update(named)
+            listed = tuple(Chunk(digest, piece.nbytes) for digest, piece in named)
+            entries.append(TensorEntry(name, form.dtype, form.shape, listed))
+        return tuple(entries), chunks
+
+    def _pieces(self, data: memoryview) -> Iterator[memoryview]:
+        for start in range(0, data.nbytes, self.chunk_bytes):
+            yield data[start : start + self.chunk_bytes]
+
+
+def _write(filling: Filling, named: Iterable[tuple[str, torch.Tensor]]) -> int:
+    """The size of the file."""
+    forms: dict[str, Form] = {}
+    end = start = len(lay_out({}, "", _HEADER_ROOM).header)
+    for name, tensor in named:
+        if name in forms:
+            raise ManifestError(f"tensor {name} is exported twice")
+        data, forms[name] = _host_bytes(name, tensor)
+        filling.write(data, end)
+        end += data.nbytes
+    layout = lay_out(forms, "", _HEADER_ROOM)
+    if len(layout.header) > start:
+        _move(filling, start, len(layout.header), end - start)
+    filling.write(layout.header, 0)
+    return layout.size_bytes
+
+
+def _move(filling: Filling, start: int, target: int, count: int) -> None:
+    """The data towards the end, from behind: the two places overlap."""
+    for at in range((count - 1) // _PIECE_BYTES * _PIECE_BYTES if count else -1, -1, -_PIECE_BYTES):
+        filling.write(os.pread(filling.descriptor, min(_PIECE_BYTES, count - at), start + at), target + at)
+
+
+def _host_bytes(name: str, tensor: torch.Tensor) -> tuple[memoryview, Form]:
+    import torch
+
+    dtype = by_name(str(tensor.dtype).removeprefix("torch."))
+    host = tensor.detach().to("cpu").contiguous()
+    data = host.reshape(-1).view(torch.uint8).numpy().data if host.numel() else memoryview(b"")
+    form = Form(dtype.name, tuple(tensor.shape))
+    if data.nbytes != form.size_bytes:
+        raise ManifestError(f"tensor {name} is {data.nbytes} bytes on the host, expected {form.size_bytes}")
+    return data, form
