@@ -25,6 +25,7 @@ from physarum.weightsync.errors import ManifestError, NoRoomError
 
 SUFFIX: Final = ".safetensors"
 _SERVED: Final = "served"
+_OWNER: Final = "owner"
 _SPARES: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _NAME_DIGITS: Final = 8
@@ -44,7 +45,12 @@ class SharedArea:
         host finds the same one: two runs of one name, or another run's old area, are told apart by the folder's path."""
         memory, disk = _places(run_folder)
         there = shutil.disk_usage(_SHARED_MEMORY).total if os.access(_SHARED_MEMORY, os.W_OK) else 0
-        return cls(memory if 2 * versions * model_bytes <= there else disk)
+        if 2 * versions * model_bytes > there:
+            return cls(disk)
+        _remove_orphans(memory.parent)
+        area = cls(memory)
+        (memory / _OWNER).write_text(str(run_folder.resolve()))
+        return area
 
     @staticmethod
     def remove_of_run(run_folder: Path) -> None:
@@ -193,6 +199,15 @@ def _places(run_folder: Path) -> tuple[Path, Path]:
     path = run_folder.resolve()
     name = f"{path.name}-{digest_of(str(path).encode())[:_NAME_DIGITS]}"
     return _SHARED_MEMORY / "physarum" / name, path / "weights" / "area"
+
+
+def _remove_orphans(root: Path) -> None:
+    """Areas of runs whose folder was deleted: nobody else gives their memory back."""
+    for owner in root.glob(f"*/{_OWNER}"):
+        with contextlib.suppress(FileNotFoundError):  # its own run ends just now
+            run_folder = owner.read_text()
+            if run_folder and not Path(run_folder).exists():
+                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def _locked(descriptor: int, kind: int) -> bool:

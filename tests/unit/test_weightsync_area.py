@@ -131,7 +131,19 @@ def test_a_full_memory_is_named_with_a_remedy(area: SharedArea, monkeypatch: pyt
     filling.discard()
 
 
+def test_the_memory_of_a_run_that_was_deleted_is_given_back(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "here").mkdir()
+    gone, here = (SharedArea.of_run(tmp_path / name, 1, 5) for name in ("gone", "here"))
+    (tmp_path / "gone").rmdir()
+    SharedArea.of_run(tmp_path / "here", 1, 5)
+    assert here.folder.exists() and not gone.folder.exists()
+    SharedArea.remove_of_run(tmp_path / "here")
+
+
 def test_two_runs_of_one_name_have_areas_of_their_own(tmp_path: Path) -> None:
+    for root in ("a", "b"):
+        (tmp_path / root / "run").mkdir(parents=True)
     areas = [SharedArea.of_run(tmp_path / root / "run", 1, 5) for root in ("a", "b")]
     assert areas[0].folder != areas[1].folder
     for root in ("a", "b"):
