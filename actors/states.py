@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -12,6 +12,9 @@ TRAINER_READY: Final = "trainer-ready"
 TRAINER_DONE: Final = "trainer-done"
 SOURCE_POSITION: Final = "source-position"
 HEAD: Final = "head"
+ENGINE: Final = "engine"
+TURN: Final = "turn"
+PINS: Final = "pins"
 DEAD_MARK: Final = "dead"
 
 
@@ -68,6 +71,23 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
     """Of the curriculum: the newest, and those under which tasks that are still out were issued."""
     observed_through: int = 0
     """Plans in LEDGER up to this sequence are part of the newest stage."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one engine has come with a version: `state` since `at` (Unix seconds). `staged`: its bytes are in the memory of
+    the engine's host; `refused`: the engine serves what it served, `reason` says why."""
+
+    engine: str
+    label: str
+    state: Literal["announced", "staged", "verified", "live", "refused", "quarantined"]
+    reason: str = ""
+    at: float
+
+
+class Pins(msgspec.Struct, frozen=True):
+    """Versions that the checkpoint service keeps, whatever becomes old."""
+
+    labels: list[str] = []
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):

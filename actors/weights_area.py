@@ -13,7 +13,9 @@ _ON_THE_WAY: Final = 2
 """Versions beyond those that are kept: one that is written, one whose memory is used again."""
 
 
-def weights_area(folder: RunFolder, config: RootConfig) -> SharedArea:
-    """Blocking. The start model must be there; its size says whether memory can hold what is kept. Raises ManifestError."""
+def weights_area(folder: RunFolder, config: RootConfig, only_look: bool = False) -> SharedArea:
+    """The start model must be there: its size says whether memory can hold what is kept. With `only_look` nothing is made where
+    nothing is. Blocking. Raises ManifestError.
+    """
     model_bytes = sum(form.size_bytes for form in forms_in(folder.start_model.resolve()).values())
-    return SharedArea.of_run(folder.path, model_bytes, config.checkpoint.keep_last + _ON_THE_WAY)
+    return SharedArea.of_run(folder.path, model_bytes, config.checkpoint.keep_last + _ON_THE_WAY, only_look)

@@ -42,8 +42,16 @@ class EngineConfig(Section):
     pause: Literal["retract", "in_place"] = "retract"
     """Weight updates: `retract` recomputes held tokens once, `in_place` goes on over the old KV."""
     update_timeout_s: Seconds = 60.0
+    update_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """At most this share of the group, and at least one engine, stands still for an update at the same time."""
     gpus: Devices = 0
     env: Environment = Field(default_factory=dict)
+
+    @property
+    def updated_at_once(self) -> int:
+        """Engines that may stand still for an update at the same time; 0: all of them, so nobody waits."""
+        allowed = max(1, int(self.update_share * self.instances))
+        return 0 if allowed >= self.instances else allowed
 
     @property
     def instances(self) -> int:

@@ -32,21 +32,23 @@ _NAME_DIGITS: Final = 8
 
 
 class SharedArea:
-    """The area in `folder`. Any number of processes of a host use one at the same time."""
+    """The area in `folder`. Any number of processes of a host use one at the same time; who only looks makes nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, only_look: bool = False) -> None:
         self.folder = folder
-        for part in ("spare", "filling", "held", "engines"):
+        for part in () if only_look else ("spare", "filling", "held", "engines"):
             (folder / part).mkdir(parents=True, exist_ok=True)
 
     @classmethod
-    def of_run(cls, run_folder: Path, model_bytes: int, versions: int) -> SharedArea:
+    def of_run(cls, run_folder: Path, model_bytes: int, versions: int, only_look: bool = False) -> SharedArea:
         """In shared memory where `versions` models take at most half of it, else on the disk of the run. Every process of a
         host finds the same one: two runs of one name, or another run's old area, are told apart by the folder's path."""
         memory, disk = _places(run_folder)
         there = shutil.disk_usage(_SHARED_MEMORY).total if os.access(_SHARED_MEMORY, os.W_OK) else 0
         if 2 * versions * model_bytes > there:
-            return cls(disk)
+            return cls(disk, only_look)
+        if only_look:
+            return cls(memory, only_look)
         _remove_orphans(memory.parent)
         area = cls(memory)
         (memory / _OWNER).write_text(str(run_folder.resolve()))

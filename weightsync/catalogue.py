@@ -48,7 +48,7 @@ class Catalogue:
         folder.mkdir(parents=True, exist_ok=True)
         remove_asides(folder)
         # Replaced, never changed in place: readers on the event loop see them before or after a change made in a thread.
-        self._held = {manifest.version: manifest for manifest in map(_load, folder.glob(f"*{_SUFFIX}"))}
+        self._held = {manifest.version: manifest for manifest in manifests_in(folder)}
         self._whole: dict[Version, _Whole] = {}
         self._lost: set[Version] = set()
         """Accepted, but their bytes are gone: nothing older is accepted all the same."""
@@ -191,6 +191,11 @@ class Catalogue:
                 " send them first",
                 absent,
             )
+
+
+def manifests_in(folder: Path) -> list[Manifest]:
+    """All manifests in a catalogue's folder, oldest first by (model, epoch, number). Raises ManifestError."""
+    return sorted(map(_load, folder.glob(f"*{_SUFFIX}")), key=lambda manifest: manifest.version)
 
 
 def _load(file: Path) -> Manifest:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import aiohttp
 import msgspec
@@ -38,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_CONCURRENCY: Final = 8
 
+State = Literal["staged", "verified"]
+"""How far a version has come before the engine is touched."""
+
 
 class SwapRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One completed update. `pause_s`: the engine stood still; `fetch_s`: fetching, verifying and staging, while it
@@ -57,7 +61,7 @@ class Receiver:
 
     `expected` are the tensors of its model (layout.forms_in): a version that holds others is refused before the pause;
     so is one whose `model_digest` differs. `staging` is this receiver's own; `keep_last` versions stay in its area where no
-    checkpoint service keeps them.
+    checkpoint service keeps them. `turn`: a version that is verified waits in it before the engine is paused.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Receiver:
         concurrency: int = DEFAULT_CONCURRENCY,
         chunk_timeout_s: float = 30.0,
         keep_last: int = 2,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        on_state: Callable[[str, State], None] = lambda label, state: None,
     ) -> None:
         self.live = live
         self.quarantined: str | None = None
@@ -86,6 +92,8 @@ class Receiver:
         self._concurrency = concurrency
         self._chunk_timeout_s = chunk_timeout_s
         self._keep_last = keep_last
+        self._turn = turn
+        self._on_state = on_state
         self._manifest: Manifest | None = None
         """Of what the engine serves, if this receiver put it there."""
         self._base: Manifest | None = None
@@ -103,12 +111,15 @@ class Receiver:
             self._admit(manifest)
             started = time.perf_counter()
             file, fetched = await self._bring(manifest, source_urls, token)
+            self._on_state(manifest.label, "staged")
             with file:
                 changed = changed_tensors(manifest, self._manifest)
                 folder = await asyncio.to_thread(self._verified, file, manifest, changed)
                 fetch_s = time.perf_counter() - started
+                self._on_state(manifest.label, "verified")
                 try:
-                    pause_s = await self._swap(folder, manifest.label)
+                    async with self._turn():
+                        pause_s = await self._swap(folder, manifest.label)
                 finally:
                     await asyncio.to_thread(self._staging.clear)
             swapped_at = time.time()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 OnManifest = Callable[[Manifest], Awaitable[None]]
 
+Pinned = Callable[[], Awaitable[Collection[str] | None]]
+"""Labels that stay; None: not known now, so none is let go."""
+
 LARGEST_BODY_BYTES: Final = 64 * 1024 * 1024
 _PIECE_BYTES: Final = 1 << 20
 _CHUNKS: Final = "/v1/chunks/"
@@ -53,13 +56,19 @@ class CheckpointService:
     """The handlers of one service. `keep_last`: after each new version older ones are given up (None: all are kept)."""
 
     def __init__(
-        self, catalogue: Catalogue, on_manifest: OnManifest | None, keep_last: int | None, grace_s: float
+        self,
+        catalogue: Catalogue,
+        on_manifest: OnManifest | None,
+        keep_last: int | None,
+        grace_s: float,
+        pinned: Pinned,
     ) -> None:
         self.counters = Counters()
         self._catalogue = catalogue
         self._store = catalogue.store
         self._on_manifest = on_manifest
         self._keep_last = keep_last
+        self._pinned = pinned
         self._grace_s = grace_s
         self._accepting = asyncio.Lock()
 
@@ -195,8 +204,10 @@ class CheckpointService:
         if self._on_manifest is not None:
             await self._on_manifest(manifest)
         if new and self._keep_last is not None:
-            freed = await asyncio.to_thread(self._catalogue.retain, self._keep_last, (), self._grace_s)
-            self.counters.bytes_freed += freed
+            pinned = await self._pinned()
+            if pinned is not None:
+                freed = await asyncio.to_thread(self._catalogue.retain, self._keep_last, pinned, self._grace_s)
+                self.counters.bytes_freed += freed
 
 
 def checkpoint_app(
@@ -206,19 +217,24 @@ def checkpoint_app(
     on_manifest: OnManifest | None = None,
     keep_last: int | None = None,
     grace_s: float = DEFAULT_GRACE_S,
+    pinned: Pinned | None = None,
 ) -> web.Application:
     """The service as an application to be run by its owner. `on_manifest` is awaited before the publisher is answered,
-    and again for each repetition of the same manifest.
+    and again for each repetition of the same manifest; `pinned` says which versions stay whatever becomes old.
 
     Raises ValueError when `manifests` keeps its chunks in another store.
     """
     if manifests.store is not store:
         raise ValueError(f"the catalogue's chunks are in {manifests.store.folder}, expected {store.folder}")
-    service = CheckpointService(manifests, on_manifest, keep_last, grace_s)
+    service = CheckpointService(manifests, on_manifest, keep_last, grace_s, pinned or _nothing)
     app = web.Application(client_max_size=LARGEST_BODY_BYTES, middlewares=[_authentication(token, service.counters)])
     app.add_routes(service.routes())
     app.on_response_prepare.append(service.count_sent)
     return app
+
+
+async def _nothing() -> Collection[str]:
+    return ()
 
 
 def _authentication(token: str | None, counters: Counters) -> Middleware:

@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from aiohttp import web
 
 from physarum.actors.checkpoint.blob_service import BlobService
+from physarum.actors.checkpoint.pins import pinned
 from physarum.actors.checkpoint.sweeping import Sweeping
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.runtime import Actor
@@ -47,7 +48,14 @@ class CheckpointActor(Actor):
                 catalogue.close()
 
     async def _serve(self, store: ChunkStore, catalogue: Catalogue, token: str | None) -> None:
-        app = checkpoint_app(store, catalogue, token, self._on_manifest, self.config.checkpoint.keep_last)
+        app = checkpoint_app(
+            store,
+            catalogue,
+            token,
+            self._on_manifest,
+            self.config.checkpoint.keep_last,
+            pinned=lambda: pinned(self.context),
+        )
         blobs = BlobStore(self._blob_folder())
         app.add_routes(BlobService(blobs, self.config.blobs.largest_bytes).routes())
         runner = web.AppRunner(app, access_log=None)

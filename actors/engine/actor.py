@@ -22,9 +22,11 @@ from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.errors import EngineArgumentError, EngineDiedError, EngineError
 from physarum.actors.engine.process import EngineProcess, EngineSpec
+from physarum.actors.engine.standing import Standing
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
 from physarum.actors.weights_area import weights_area
+from physarum.bus.errors import BusError
 from physarum.bus.presence import Roster
 from physarum.bus.register import Register
 from physarum.bus.version import Version
@@ -35,6 +37,7 @@ from physarum.weightsync.errors import (
     ChunkMissingError,
     EngineQuarantineError,
     ManifestError,
+    NoRoomError,
     ServiceRefusedError,
     ServiceUnreachableError,
     StaleVersionError,
@@ -45,10 +48,13 @@ from physarum.weightsync.receiver import Receiver, SwapRecord
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
 from physarum.weightsync.target import PauseMode
+from physarum.weightsync.turns import Turn, Turns
 
 _log = logging.getLogger(__name__)
 
 _TRANSIENT: Final = (
+    BusError,
+    NoRoomError,
     ChunkAlteredError,
     ChunkMissingError,
     ServiceRefusedError,
@@ -72,14 +78,17 @@ class EngineActor(Actor):
             process = await self._start(stack, session)
             control = EngineControl(process.url, session, update_timeout_s=self._settings.update_timeout_s)
             await control.capabilities()
+            self._standing = Standing(self.context)
             self.facts |= {"url": process.url, "engine_pid": process.pid}
             died = asyncio.ensure_future(process.wait_exit())
             serving = asyncio.create_task(self._serve(session, control), name="serve heads")
             reporting = asyncio.create_task(self._report_load(control), name="report load")
+            standing = asyncio.create_task(self._standing.run(), name="report versions")
             draining = asyncio.create_task(self.context.draining.wait(), name="draining")
             stack.callback(died.cancel)
             stack.push_async_callback(_ended, serving)
             stack.push_async_callback(_ended, reporting)
+            stack.push_async_callback(_ended, standing)
             stack.callback(draining.cancel)
             await asyncio.wait({died, serving, draining}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done():
@@ -172,6 +181,17 @@ class EngineActor(Actor):
             live=None,
             expected=forms_in(self.context.folder.start_model.resolve()),
             mode=mode,
+            turn=self._turns().take,
+            on_state=self._standing.set,
+        )
+
+    def _turns(self) -> Turns:
+        return Turns(
+            Register(self.bus, self.publisher, "weights", Turn),
+            (states.TURN, self.config.model.name, self._group),
+            self.context.identity.instance,
+            self._settings.updated_at_once,
+            3 * self._settings.update_timeout_s,  # pause, load, continue
         )
 
     async def _bring_to(
@@ -186,6 +206,7 @@ class EngineActor(Actor):
             _log.warning("%s cannot be fetched: no checkpoint service has announced itself", head.label)
             return False
         token = read_secret(self.config.checkpoint.token_env)
+        self._standing.set(head.label, "announced")
         try:
             manifest = await CheckpointClient(urls[0], token, session).get_manifest(head.label)
             swap = await receiver.apply(manifest, urls, token)
@@ -195,10 +216,14 @@ class EngineActor(Actor):
             raise UnrecoverableError(f"{head.label} does not fit the model that this engine serves: {error}") from error
         except EngineQuarantineError as error:
             self.become("quarantined")
+            self._standing.set(head.label, "quarantined", str(error))
+            await self._standing.flush()
             raise ActorError(f"the engine is quarantined and is started anew: {error}") from error
         except _TRANSIENT as error:
             _log.warning("%s not applied, the engine serves %s: %s", head.label, self.facts.get("version"), error)
+            self._standing.set(head.label, "refused", str(error))
             return False
+        self._standing.set(head.label, "live")
         await self._announce_swap(swap)
         return True
 

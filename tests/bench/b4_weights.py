@@ -166,9 +166,10 @@ async def measure(size: str) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     joins: dict[str, Any] = {}
     for load in LOADS[size]:
-        found, joined = await _measured(load, rates)
+        found, joined = await _measured(load, rates, joins=load.transport not in joins)
         rows += found
-        joins.setdefault(load.transport, joined)
+        if joined:
+            joins[load.transport] = joined
     return {
         "rows": rows,
         **rates,
@@ -180,7 +181,10 @@ async def measure(size: str) -> dict[str, Any]:
     }
 
 
-async def _measured(load: Load, rates: dict[str, float]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+async def _measured(
+    load: Load, rates: dict[str, float], joins: bool
+) -> tuple[list[dict[str, Any]], dict[str, float] | None]:
+    """The rows of a load and, where `joins`, what an engine that comes late needs."""
     async with _line(load) as line:
         rows = []
         for mode, count in (("full", _TENSORS), ("delta", _TENSORS // 100)):
@@ -196,7 +200,7 @@ async def _measured(load: Load, rates: dict[str, float]) -> tuple[list[dict[str,
                 seconds += times
                 applied += swaps
             rows.append(_row(load, mode, line.model.size_bytes, changed, seconds, applied, line.stalls[stalls:], rates))
-        return rows, await _late_join(load, line)
+        return rows, await _late_join(load, line) if joins else None
 
 
 def _row(

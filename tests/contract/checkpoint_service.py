@@ -17,7 +17,7 @@ from physarum.weightsync.catalogue import Catalogue
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.publisher import upload
-from physarum.weightsync.server import checkpoint_app
+from physarum.weightsync.server import Pinned, checkpoint_app
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.snapshot import Snapshot
 
@@ -41,7 +41,11 @@ class Service:
 
 @asynccontextmanager
 async def running_service(
-    folder: Path, keep_last: int | None = None, grace_s: float = 300.0, area: SharedArea | None = None
+    folder: Path,
+    keep_last: int | None = None,
+    grace_s: float = 300.0,
+    area: SharedArea | None = None,
+    pinned: Pinned | None = None,
 ) -> AsyncIterator[Service]:
     """With `area` it serves that host's memory, too."""
     store = ChunkStore(folder / "chunks")
@@ -56,7 +60,7 @@ async def running_service(
         instead = service.before(request)
         return instead if instead is not None else await handler(request)  # type: ignore[misc, no-any-return]
 
-    app = checkpoint_app(store, service.catalogue, TOKEN, announce, keep_last, grace_s)
+    app = checkpoint_app(store, service.catalogue, TOKEN, announce, keep_last, grace_s, pinned)
     app.middlewares.insert(0, interfere)
     async with TestServer(app) as server:
         service.url = str(server.make_url("")).rstrip("/")

@@ -1,0 +1,127 @@
+"""`actorctl weights ls|diff|verify|pin|unpin`: a run's weight versions and who serves them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Final, Optional
+
+import typer
+import uvloop
+
+from physarum.actors.actorctl import exits, target
+from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
+from physarum.actors.context import RunFolder
+from physarum.actors.tools import weights
+from physarum.actors.tools.access import opened
+
+app = group("Weight versions: what was published, what each engine serves, what changed.")
+
+Label = Annotated[str, typer.Argument(metavar="VERSION", help="For example policy@1.20.")]
+
+_NAMES: Final = 12
+_MIB: Final = 1 << 20
+
+
+@app.command("ls", epilog=exits.HELP)
+def ls(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
+    """List the versions that the checkpoint service names, and how far each engine has come."""
+    with exits.reported(verbose):
+        found = uvloop.run(_view(target.find(name, root)))
+        if as_json:
+            print_json(found)
+            return
+        for one in found.versions:
+            marks = [mark for mark, is_so in (("head", one.label == found.head), ("pinned", one.pinned)) if is_so]
+            size = f"{one.total_bytes / _MIB:.1f} MiB"
+            typer.echo(f"{one.label}  step {one.step}  {size}  {one.where}  {' '.join(marks)}".rstrip())
+        for engine in found.engines:
+            reason = f"  {engine.reason}" if engine.reason else ""
+            typer.echo(f"{engine.engine}  {engine.label} {engine.state}  {time.time() - engine.at:.0f} s ago{reason}")
+        if not found.versions:
+            typer.echo("no versions yet")
+
+
+@app.command("diff", epilog=exits.HELP)
+def diff(
+    name: Target,
+    before: Label,
+    after: Label,
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say which tensors differ between two versions and, where both are in memory here, how many elements."""
+    with exits.reported(verbose):
+        found = uvloop.run(_difference(target.find(name, root), before, after))
+        if as_json:
+            print_json(found)
+            return
+        typer.echo(
+            f"{found.changed_tensors} of {found.tensors} tensors differ,"
+            f" {found.changed_bytes / _MIB:.1f} of {found.total_bytes / _MIB:.1f} MiB"
+        )
+        if found.changed_elements is not None:
+            typer.echo(f"{found.changed_elements:.2%} of the elements are other bits")
+        for line in weights.of_tensor_names(found.names, _NAMES):
+            typer.echo(f"  {line}")
+
+
+@app.command("verify", epilog=exits.HELP)
+def verify(
+    name: Target,
+    version: Annotated[Optional[str], typer.Argument(help="One of them, for example policy@1.20.")] = None,  # noqa: UP045
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare every byte that is here with its manifest. Status 1 for one that is incomplete or altered."""
+    with exits.reported(verbose):
+        found = uvloop.run(_verified(target.find(name, root), version))
+        if as_json:
+            print_json({"versions": found})
+        else:
+            for one in found:
+                typer.echo(f"{one.label}  {one.where}  {one.fault or 'whole'}")
+        weights.refuse_faulty(found)
+
+
+@app.command("pin", epilog=exits.HELP)
+def pin(
+    name: Target, version: Label, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False
+) -> None:
+    """Keep a version, whatever becomes old."""
+    _pin(name, version, True, root, as_json, verbose)
+
+
+@app.command("unpin", epilog=exits.HELP)
+def unpin(
+    name: Target, version: Label, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False
+) -> None:
+    """Let a version go once it is old."""
+    _pin(name, version, False, root, as_json, verbose)
+
+
+def _pin(name: str, version: str, wanted: bool, root: Root, as_json: bool, verbose: bool) -> None:
+    with exits.reported(verbose):
+        labels = uvloop.run(_pinned(target.find(name, root), version, wanted))
+        say({"pinned": labels}, f"kept: {', '.join(labels) or 'none beyond the newest'}", as_json)
+
+
+async def _view(folder: RunFolder) -> weights.View:
+    async with opened(folder, "weights") as run:
+        return await weights.view(run)
+
+
+async def _difference(folder: RunFolder, before: str, after: str) -> weights.Difference:
+    async with opened(folder, "weights") as run:
+        return await weights.difference(run, before, after)
+
+
+async def _verified(folder: RunFolder, version: str | None) -> list[weights.Published]:
+    async with opened(folder, "weights") as run:
+        return await weights.verified(run, version)
+
+
+async def _pinned(folder: RunFolder, version: str, wanted: bool) -> list[str]:
+    async with opened(folder, "weights") as run:
+        return await weights.pin(run, version, wanted)
