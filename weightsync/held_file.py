@@ -1,20 +1,21 @@
 """One version as a complete file: its tensors and chunks as views of memory, without a copy.
 
-Invariant: while a HeldFile is open nobody overwrites its bytes (area.py). They are not verified: whoever hands them on to an
-engine or an own copy verifies them.
+Invariant: while a HeldFile is open or in use nobody overwrites its bytes (area.py). They are not verified: whoever hands
+them on to an engine or an own copy verifies them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
+import threading
 from collections.abc import Iterator
 
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.errors import ManifestError
 from physarum.weightsync.layout import Form, read_layout
 from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.mappings import memory_of
 
 
 class HeldFile:
@@ -23,9 +24,10 @@ class HeldFile:
     def __init__(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb") as file:
             self.forms, self._offsets = read_layout(file)
-            self._memory = mmap.mmap(
-                descriptor, 0, prot=mmap.PROT_READ
-            )  # duplicates the descriptor, and shares its lock
+            self._memory = memory_of(descriptor)
+            self._locked: int | None = os.dup(descriptor)  # the lock belongs to the open file, not to its number
+        self._guard = threading.Lock()
+        self._users = 1
 
     @classmethod
     def open(cls, area: SharedArea, label: str) -> HeldFile | None:
@@ -40,9 +42,24 @@ class HeldFile:
         self.close()
 
     def close(self) -> None:
-        """The file may be overwritten once all views of it are gone, too: they keep the memory and its lock."""
-        with contextlib.suppress(BufferError):
-            self._memory.close()
+        """Views must not be read any more, but within `using`."""
+        with self._guard:
+            self._users -= 1
+            if self._users <= 0 and self._locked is not None:
+                os.close(self._locked)
+                self._locked = None
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[bool]:
+        """Views may be read until its end, whoever closes the file meanwhile; False: it is closed already."""
+        with self._guard:
+            is_open = self._locked is not None
+            self._users += is_open
+        try:
+            yield is_open
+        finally:
+            if is_open:
+                self.close()
 
     def tensor(self, name: str) -> memoryview:
         """The bytes of a tensor. Raises ManifestError."""

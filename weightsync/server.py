@@ -113,9 +113,11 @@ class CheckpointService:
 
     async def get_chunk(self, request: web.Request) -> web.StreamResponse:
         digest = request.match_info["digest"]
-        data = self._catalogue.chunk(digest)
-        if data is not None:
-            return await self._send(request, data)
+        held = self._catalogue.chunk(digest)
+        if held is not None:
+            with held[0].using() as is_here:
+                if is_here:
+                    return await self._send(request, held[1])
         size = await asyncio.to_thread(self._store.size, digest) if is_digest(digest) else None
         if size is None:
             return refusal(404, f"chunk {digest[:80]} is not here; it was given up with its version, or never came")

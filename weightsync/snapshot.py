@@ -17,6 +17,7 @@ from physarum.weightsync.errors import ManifestError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import Form, lay_out
 from physarum.weightsync.manifest import Chunk, TensorEntry
+from physarum.weightsync.parallel import spread
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,8 @@ DEFAULT_CHUNK_BYTES: Final = 4 << 20
 _HEADER_ROOM: Final = 1 << 20
 """Nobody knows the header before the last tensor. This is enough for 8,000 tensors; more move the data once."""
 _PIECE_BYTES: Final = 64 << 20
+_PART_BYTES: Final = 16 << 20
+"""Of one tensor, copied at a time by one thread."""
 
 
 class Snapshot:
@@ -60,18 +63,22 @@ class Snapshot:
 
     def entries(self, algorithm: Algorithm = "xxh3") -> tuple[tuple[TensorEntry, ...], dict[str, memoryview]]:
         """The manifest's tensors, and the bytes of every distinct chunk. Hashes everything: call it from a thread."""
-        chunks: dict[str, memoryview] = {}
-        entries: list[TensorEntry] = []
-        for name, form in self.file.forms.items():
-            named = [(digest_of(piece, algorithm), piece) for piece in self._pieces(self.file.tensor(name))]
-            chunks.update(named)
-            listed = tuple(Chunk(digest, piece.nbytes) for digest, piece in named)
-            entries.append(TensorEntry(name, form.dtype, form.shape, listed))
-        return tuple(entries), chunks
+        pieces = [
+            (name, piece) for name in self.file.forms for piece in _pieces(self.file.tensor(name), self.chunk_bytes)
+        ]
+        digests = spread(lambda one: digest_of(one[1], algorithm), pieces)
+        listed: dict[str, list[Chunk]] = {name: [] for name in self.file.forms}
+        for (name, piece), digest in zip(pieces, digests, strict=True):
+            listed[name].append(Chunk(digest, piece.nbytes))
+        entries = (
+            TensorEntry(name, form.dtype, form.shape, tuple(listed[name])) for name, form in self.file.forms.items()
+        )
+        return tuple(entries), {digest: piece for (_, piece), digest in zip(pieces, digests, strict=True)}
 
-    def _pieces(self, data: memoryview) -> Iterator[memoryview]:
-        for start in range(0, data.nbytes, self.chunk_bytes):
-            yield data[start : start + self.chunk_bytes]
+
+def _pieces(data: memoryview, size: int) -> Iterator[memoryview]:
+    for start in range(0, data.nbytes, size):
+        yield data[start : start + size]
 
 
 def _write(filling: Filling, named: Iterable[tuple[str, torch.Tensor]]) -> int:
@@ -82,7 +89,9 @@ def _write(filling: Filling, named: Iterable[tuple[str, torch.Tensor]]) -> int:
         if name in forms:
             raise ManifestError(f"tensor {name} is exported twice")
         data, forms[name] = _host_bytes(name, tensor)
-        filling.write(data, end)
+        # Not beyond this tensor: whoever exports may use its memory again for the next one.
+        parts = [(end + start, data[start : start + _PART_BYTES]) for start in range(0, data.nbytes, _PART_BYTES)]
+        spread(lambda part: filling.write(part[1], part[0]), parts)
         end += data.nbytes
     layout = lay_out(forms, "", _HEADER_ROOM)
     if len(layout.header) > start:

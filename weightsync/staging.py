@@ -15,6 +15,7 @@ from physarum.weightsync.digest import verify
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import FILE_NAME, Form, lay_out
 from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.parallel import spread
 
 
 def changed_tensors(manifest: Manifest, live: Manifest | None) -> list[TensorEntry]:
@@ -39,9 +40,8 @@ class Staging:
 
     def prepare(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> Path:
         """A folder with `changed`, verified. `file` must stay open while it is used. Raises ChunkAlteredError, NoRoomError."""
-        for tensor in changed:
-            for digest, data in file.chunks(tensor):
-                verify(data, digest, f"{manifest.label}, tensor {tensor.name}")
+        chunks = [(tensor.name, digest, data) for tensor in changed for digest, data in file.chunks(tensor)]
+        spread(lambda one: verify(one[2], one[1], f"{manifest.label}, tensor {one[0]}"), chunks)
         folder = self.folder / manifest.label
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

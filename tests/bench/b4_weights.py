@@ -12,33 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, Final
 
 import aiohttp
 import msgspec
-import torch
 
-from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
-from physarum.weightsync.publisher import upload
-from physarum.weightsync.snapshot import Snapshot
 from tests.bench import host
-from tests.bench.processes import ROOT, environment
+from tests.bench.weights_line import TENSORS, Line, Model, Part
 from tests.bench.weights_parts import Applied, PartSpec
+from tests.bench.weights_rates import disk_reload_s, hash_gib_s, loopback_gib_s
+from tests.bench.weights_real import real_rounds
 
-_TENSORS: Final = 100
-_STEP_BYTES: Final = 64
 _GIB: Final = 1 << 30
 _WARM: Final = 2
-_DEADLINE_S: Final = 300.0
 _MEMORY: Final = Path("/dev/shm")
 
 
@@ -54,6 +46,7 @@ class Load:
 
 LOADS: Final = {
     "smoke": [Load("held", 100 << 20, 1, 3), Load("http", 100 << 20, 2, 3)],
+    "quick": [Load("held", 1_500_000_000, 1), Load("http", 500_000_000, 1)],
     "full": [
         *(Load("held", 500_000_000, engines) for engines in (1, 2, 4, 8)),
         *(Load("http", 500_000_000, engines) for engines in (1, 2, 4, 8)),
@@ -62,101 +55,6 @@ LOADS: Final = {
         Load("held", 7_000_000_000, 1, 3),
     ],
 }
-
-
-class Model:
-    """Tensors of `size_bytes` in all that take no memory: views of one random block, shifted by version and name."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.elements = size_bytes // _TENSORS // 2
-        shifts = _STEP_BYTES * 64 * _TENSORS
-        self._block = torch.randint(-(1 << 15), 1 << 15, (self.elements + shifts,), dtype=torch.int16)
-        self._shift = list(range(_TENSORS))
-        self._next = _TENSORS
-
-    @property
-    def size_bytes(self) -> int:
-        return 2 * self.elements * _TENSORS
-
-    def change(self, tensors: range) -> int:
-        """Bytes that are now others."""
-        for index in tensors:
-            self._shift[index] = self._next = self._next % (64 * _TENSORS - 1) + 1
-        return 2 * self.elements * len(tensors)
-
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for index, shift in enumerate(self._shift):
-            start = shift * _STEP_BYTES
-            yield f"layers.{index}.weight", self._block[start : start + self.elements]
-
-
-class Part:
-    """A child process that answers lines with lines."""
-
-    def __init__(self, kind: str, spec: PartSpec) -> None:
-        path = Path(spec.folder) / f"{spec.name}.json"
-        path.write_bytes(msgspec.json.encode(spec))
-        command = [sys.executable, "-m", "tests.bench.weights_parts", kind, str(path)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), cwd=ROOT
-        )
-
-    async def answer(self) -> str:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(_DEADLINE_S):
-            line = await asyncio.to_thread(self.process.stdout.readline)
-        if not line:
-            raise RuntimeError(f"a process of B4 ended with {self.process.wait()}")
-        return line
-
-    async def apply(self, label: str) -> Applied:
-        assert self.process.stdin is not None
-        self.process.stdin.write(label + "\n")
-        self.process.stdin.flush()
-        return msgspec.json.decode(await self.answer(), type=Applied)
-
-    def stop(self) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-
-@dataclass
-class Line:
-    """Trainer, service and engines of one load."""
-
-    area: SharedArea
-    url: str
-    session: aiohttp.ClientSession
-    engines: list[Part]
-    model: Model
-    number: int = 0
-    stalls: list[float] = field(default_factory=list)
-
-    async def publish(self) -> tuple[str, float]:
-        """(Label, Unix time at which the step had ended)."""
-        self.number += 1
-        version = Version("policy", 1, self.number)
-        ended_at, began = time.time(), time.perf_counter()
-        snapshot = await asyncio.to_thread(Snapshot.take, self.model.export(), 4 << 20, self.area, f"trainer-{version}")
-        self.stalls.append(time.perf_counter() - began)
-        try:
-            await upload(
-                snapshot, version, self.url, None, _DEADLINE_S, session=self.session, model_digest="m", step=self.number
-            )
-        finally:
-            snapshot.close()
-        return str(version), ended_at
-
-    async def round(self) -> tuple[list[float], list[Applied]]:
-        """Seconds until each engine served the new version."""
-        label, ended_at = await self.publish()
-        applied = await asyncio.gather(*(engine.apply(label) for engine in self.engines))
-        return [one.serving_at - ended_at for one in applied], applied
 
 
 async def measure(size: str) -> dict[str, Any]:
@@ -170,6 +68,10 @@ async def measure(size: str) -> dict[str, Any]:
         rows += found
         if joined:
             joins[load.transport] = joined
+    with tempfile.TemporaryDirectory(prefix="b4-", dir=_MEMORY) as place:
+        rounds = 3 if size == "smoke" else 20
+        async for transport, total, seconds, applied, stalls in real_rounds(Path(place), rounds, _WARM):
+            rows.append(_row(f"{transport}, SGLang", 1, "full", total, total, seconds, applied, stalls, rates))
     return {
         "rows": rows,
         **rates,
@@ -187,11 +89,11 @@ async def _measured(
     """The rows of a load and, where `joins`, what an engine that comes late needs."""
     async with _line(load) as line:
         rows = []
-        for mode, count in (("full", _TENSORS), ("delta", _TENSORS // 100)):
-            changed = line.model.change(range(_TENSORS))
+        for mode, count in (("full", TENSORS), ("delta", TENSORS // 100)):
+            changed = line.model.change(range(TENSORS))
             for _ in range(_WARM if mode == "full" else 0):
                 await line.round()
-                line.model.change(range(_TENSORS))
+                line.model.change(range(TENSORS))
             await line.round()
             seconds, applied, stalls = [], [], len(line.stalls)
             for _ in range(load.rounds):
@@ -199,12 +101,14 @@ async def _measured(
                 times, swaps = await line.round()
                 seconds += times
                 applied += swaps
-            rows.append(_row(load, mode, line.model.size_bytes, changed, seconds, applied, line.stalls[stalls:], rates))
+            name, total = f"{load.transport}, stub", line.model.size_bytes
+            rows.append(_row(name, load.engines, mode, total, changed, seconds, applied, line.stalls[stalls:], rates))
         return rows, await _late_join(load, line) if joins else None
 
 
 def _row(
-    load: Load,
+    transport: str,
+    engines: int,
     mode: str,
     total: int,
     changed: int,
@@ -216,11 +120,11 @@ def _row(
     pauses = [one.pause_s for one in applied]
     copy, hashed, sent = (rates[name] * _GIB for name in ("memcpy_gib_s", "hash_gib_s", "loopback_gib_s"))
     limit_s = total / copy + total / hashed + changed / hashed + changed / copy
-    limit_s += changed / sent if load.transport == "http" else 0.0
+    limit_s += changed / sent if transport.startswith("http") else 0.0
     return {
-        "transport": f"{load.transport}, stub",
+        "transport": transport,
         "bytes": total,
-        "engines": load.engines,
+        "engines": engines,
         "mode": mode,
         "publish_to_serving_p50_s": round(_at(seconds, 50), 4),
         "publish_to_serving_p99_s": round(_at(seconds, 99), 4),
@@ -238,7 +142,7 @@ def _row(
 
 async def _late_join(load: Load, line: Line) -> dict[str, float]:
     """A further engine comes; what one of the engines needs for a whole version is what it is compared with."""
-    line.model.change(range(_TENSORS))
+    line.model.change(range(TENSORS))
     _, applied = await line.round()
     label = f"policy@1.{line.number}"
     place = Path(line.area.folder).parent
@@ -272,64 +176,6 @@ async def _line(load: Load) -> AsyncIterator[Line]:
             await engine.answer()
         async with aiohttp.ClientSession() as session:
             yield Line(area, url, session, engines, Model(load.size_bytes))
-
-
-def hash_gib_s(size_bytes: int = 256 << 20) -> float:
-    """xxh3-128 over memory that no cache holds, in chunks, the best of some passes."""
-    from physarum.weightsync.digest import digest_of
-
-    data = memoryview(bytearray(size_bytes))
-    best = float("inf")
-    for _ in range(3):
-        began = time.perf_counter()
-        for start in range(0, size_bytes, 4 << 20):
-            digest_of(data[start : start + (4 << 20)])
-        best = min(best, time.perf_counter() - began)
-    return size_bytes / best / _GIB
-
-
-async def loopback_gib_s(size_bytes: int = 1 << 30) -> float:
-    """One plain TCP connection, received into memory that is there."""
-
-    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        block = memoryview(bytearray(4 << 20))
-        for _ in range(size_bytes // len(block)):
-            writer.write(block)
-            await writer.drain()
-        writer.close()
-
-    import socket
-
-    server = await asyncio.start_server(send, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-
-    def receive() -> float:
-        target, count = memoryview(bytearray(4 << 20)), 0
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            began = time.perf_counter()
-            while (got := connection.recv_into(target)) > 0:
-                count += got
-        return count / (time.perf_counter() - began) / _GIB
-
-    async with server:
-        return await asyncio.to_thread(receive)
-
-
-def disk_reload_s(size_bytes: int) -> float:
-    """The plain way: write a checkpoint with safetensors, load it from disk into an engine's memory."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    model = Model(size_bytes)
-    memory = {name: torch.ones_like(tensor) for name, tensor in model.export()}
-    with tempfile.TemporaryDirectory(prefix="b4-disk-") as place:
-        path = f"{place}/model.safetensors"
-        began = time.perf_counter()
-        save_file({name: tensor.contiguous().clone() for name, tensor in model.export()}, path)
-        with safe_open(path, "pt") as file:
-            for name, tensor in memory.items():
-                tensor.copy_(file.get_tensor(name))
-        return round(time.perf_counter() - began, 4)
 
 
 def _at(values: list[float], percent: int) -> float:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from quickstart_run import QuickstartRun
+from typer.testing import CliRunner
 
+from physarum.actors.actorctl.main import app
+from physarum.actors.context import RunFolder
+from physarum.actors.weights_area import weights_area
 from physarum.bus.ledger import surviving_steps
+from physarum.configs.loader import resolve
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -56,6 +62,16 @@ def test_every_step_became_a_version(run: QuickstartRun) -> None:
     assert run.summary["steps"] == STEPS
     assert 20 <= run.summary["versions"] <= STEPS + 1
     assert run.summary["pause_p50_s"] > 0
+
+
+def test_the_engine_ended_at_the_last_version_and_the_memory_was_given_back(run: QuickstartRun) -> None:
+    shown = CliRunner().invoke(app, ["weights", "ls", run.folder.name, "--root", str(run.folder.parent), "--json"])
+    found = json.loads(shown.stdout)
+    [engine] = found["engines"]
+    assert (engine["label"], engine["state"]) == (found["head"], "live")
+    assert {one["where"] for one in found["versions"]} == {"gone"}
+    config = resolve(run.folder / "config.yaml")
+    assert not weights_area(RunFolder(run.folder), config, only_look=True).folder.exists()
 
 
 def test_the_trained_model_is_a_folder_that_transformers_loads(run: QuickstartRun) -> None:
