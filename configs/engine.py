@@ -42,6 +42,8 @@ class EngineConfig(Section):
     pause: Literal["retract", "in_place"] = "retract"
     """Weight updates: `retract` recomputes held tokens once, `in_place` goes on over the old KV."""
     update_timeout_s: Seconds = 60.0
+    weights_folder: Path | None = None
+    """Where the engines read versions from; for engines at a `url` on another host, a folder that both see under this path."""
     update_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """At most this share of the group, and at least one engine, stands still for an update at the same time."""
     gpus: Devices = 0

@@ -188,6 +188,16 @@ def _engine_ports(config: RootConfig) -> Iterator[_Finding]:
             yield key, found, "a port of its own for each server", f"remove `{dotted(key)}`: ports are then chosen"
 
 
+def _external_engines(config: RootConfig) -> Iterator[_Finding]:
+    """What only a server that is started here can have."""
+    for name, group in config.engines.items():
+        for option in ("sglang", "env", "python", "gpus"):
+            if group.url is not None and getattr(group, option):
+                found = f"`engines.{name}.{option}` with `engines.{name}.url`"
+                remedy = f"start the server with it yourself, and remove `engines.{name}.{option}`"
+                yield ("engines", name, option), found, "a server that is started here", remedy
+
+
 def _devices(config: RootConfig) -> Iterator[_Finding]:
     """The devices of a group are shared out equally, and only `gpus` says which process sees which."""
     for key, group in device_groups(config).items():
@@ -232,6 +242,7 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _sequence_length,
     _evaluation,
     _engine_ports,
+    _external_engines,
     _devices,
     _blobs,
     _supervision,

@@ -136,6 +136,16 @@ class Receiver:
             swapped_at=swapped_at,
         )
 
+    @property
+    def updating(self) -> bool:
+        """Whether a version is on its way into the engine."""
+        return self._one_at_a_time.locked()
+
+    async def settled(self) -> None:
+        """Returns once no update is under way; the caller has a deadline."""
+        async with self._one_at_a_time:
+            return
+
     async def close(self) -> None:
         """Removes what is staged. The engine needs none of it."""
         async with self._one_at_a_time:

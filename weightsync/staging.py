@@ -28,11 +28,13 @@ def changed_tensors(manifest: Manifest, live: Manifest | None) -> list[TensorEnt
 
 
 class Staging:
-    """The folders of one engine, in the area's folder `engines/NAME`."""
+    """The folders of one engine: in the area's folder `engines/NAME`, or in a `shared` one that an engine on another host
+    sees under the same path."""
 
-    def __init__(self, area: SharedArea, name: str) -> None:
+    def __init__(self, area: SharedArea, name: str, shared: Path | None = None) -> None:
         self.area = area
-        self.folder = area.folder / "engines" / name
+        self.folder = (shared or area.folder / "engines") / name
+        self._apart = shared is not None
         self.clear()
 
     def clear(self) -> None:
@@ -45,11 +47,23 @@ class Staging:
         folder = self.folder / manifest.label
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        if len(changed) == len(manifest.tensors):
+        if self._apart:
+            self._copy(folder / FILE_NAME, file, manifest, changed)
+        elif len(changed) == len(manifest.tensors):
             os.link(self.area.path(manifest.label), folder / FILE_NAME)
         else:
             self._write(folder / FILE_NAME, file, manifest, changed)
         return folder
+
+    def _copy(self, path: Path, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
+        """On another file system: written as a file is. Raises OSError."""
+        layout = lay_out({one.name: Form(one.dtype, one.shape) for one in changed}, manifest.label)
+        with path.open("wb") as out:
+            out.write(layout.header)
+            for one in changed:
+                out.write(file.tensor(one.name))
+            out.flush()
+            os.fsync(out.fileno())
 
     def _write(self, path: Path, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
         layout = lay_out({one.name: Form(one.dtype, one.shape) for one in changed}, manifest.label)

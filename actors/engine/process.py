@@ -21,15 +21,14 @@ import aiohttp
 from physarum.actors.engine.arguments import server_command
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import Device, detect_device, engine_environment
-from physarum.actors.engine.errors import EngineDiedError, EngineError, EngineStartTimeoutError
+from physarum.actors.engine.errors import EngineDiedError, EngineStartTimeoutError
 from physarum.actors.engine.port import ReservedPort
+from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.schema import inspect_server
 
 _log = logging.getLogger(__name__)
 
 _GUARDIAN: Final = Path(__file__).with_name("guardian.py")
-_FIRST_PROBE_S: Final = 0.25
-_SLOWEST_PROBE_S: Final = 2.0
 _TAIL_LINES: Final = 20
 _TAIL_BYTES: Final = 64 * 1024
 # What the guardian may take, beyond its own grace, to notice that the group is dead.
@@ -97,7 +96,7 @@ class EngineProcess:
         Raises EngineDiedError at once when the process ends, EngineStartTimeoutError after `timeout_s`.
         """
         died = asyncio.create_task(self.wait_exit())
-        healthy = asyncio.create_task(self._probe(EngineControl(self.url, session)))
+        healthy = asyncio.create_task(until_healthy(EngineControl(self.url, session)))
         try:
             done, _ = await asyncio.wait({died, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -137,19 +136,6 @@ class EngineProcess:
                 _log.error("guardian %d of engine %s does not end; it is killed", self.pid, self.url)
                 self._guardian.kill()
         return await self._guardian.wait()
-
-    async def _probe(self, control: EngineControl) -> None:
-        """HTTP readiness has no event: ask, at most every two seconds. Any named failure means not yet."""
-        delay_s = _FIRST_PROBE_S
-        while True:
-            try:
-                await control.health()
-            except EngineError as error:
-                _log.debug("engine %s is not ready: %s", self.url, error)
-            else:
-                return
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 1.5, _SLOWEST_PROBE_S)
 
 
 def log_tail(file: Path, lines: int = _TAIL_LINES) -> str:

@@ -1,0 +1,231 @@
+"""An engine that follows the head: each version is fetched, verified and applied, then announced.
+
+    head --> fetch, verify, turn, pause, apply, label, go on --> ready <-- next head
+      |  not reached: again when the head or the holders change      `--> quarantined: the server is started anew
+
+Invariant: state "ready" is announced only with the label of weights that were verified and confirmed by the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from physarum.actors import states
+from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.errors import EngineError
+from physarum.actors.engine.standing import Standing
+from physarum.actors.errors import ActorError, UnrecoverableError
+from physarum.actors.weights_area import weights_area
+from physarum.bus.errors import BusError
+from physarum.bus.presence import Roster
+from physarum.bus.register import Register
+from physarum.bus.version import Version
+from physarum.configs.engine import EngineConfig
+from physarum.configs.secrets import read_secret
+from physarum.weightsync.errors import (
+    ChunkAlteredError,
+    ChunkMissingError,
+    EngineQuarantineError,
+    ManifestError,
+    NoRoomError,
+    ServiceRefusedError,
+    ServiceUnreachableError,
+    StaleVersionError,
+    UpdateRefusedError,
+)
+from physarum.weightsync.layout import forms_in
+from physarum.weightsync.receiver import Receiver, SwapRecord
+from physarum.weightsync.service_client import CheckpointClient
+from physarum.weightsync.staging import Staging
+from physarum.weightsync.turns import Turn, Turns
+
+if TYPE_CHECKING:
+    from physarum.actors.engine.actor import EngineActor
+
+_log = logging.getLogger(__name__)
+
+_TRANSIENT: Final = (
+    BusError,
+    NoRoomError,
+    ChunkAlteredError,
+    ChunkMissingError,
+    ServiceRefusedError,
+    ServiceUnreachableError,
+    UpdateRefusedError,
+)
+_RETRY_S: Final = 2.0
+
+
+class Following:
+    """The versions of one engine. What the actor announces is set here."""
+
+    def __init__(
+        self,
+        actor: EngineActor,
+        settings: EngineConfig,
+        group: str,
+        session: aiohttp.ClientSession,
+        control: EngineControl,
+    ) -> None:
+        self._actor = actor
+        self._settings = settings
+        self._group = group
+        self._session = session
+        self._control = control
+        self._standing = Standing(actor.context)
+        self._receiver: Receiver | None = None
+        self._look_again: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """For ever."""
+        self._receiver = receiver = await asyncio.to_thread(self._made)
+        self._actor.become("waiting for weights")
+        standing = asyncio.create_task(self._standing.run(), name="report versions")
+        try:
+            async with Roster(self._actor.bus, "checkpoint").open() as services:
+                await self._follow(receiver, services)
+        finally:
+            standing.cancel()
+            await asyncio.gather(standing, return_exceptions=True)
+            await receiver.close()
+
+    async def settled(self, limit_s: float) -> None:
+        """Returns when no update is under way, at the latest after `limit_s`."""
+        if self._receiver is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._receiver.settled()
+
+    async def check(self) -> None:
+        """Whether the engine still serves what was put there: one that was started anew by others has lost it, and takes no
+        traffic until it has the head again. Raises EngineError."""
+        serves, receiver = self._actor.facts.get("version"), self._receiver
+        if serves is None or receiver is None or receiver.updating:
+            return
+        found = await self._control.live_label()
+        if receiver.updating or (found == serves and self._actor.state == "ready"):
+            return
+        if found != serves:
+            _log.warning(
+                "the engine says it serves %r, expected %r: it was started anew, and gets all again", found, serves
+            )
+            self._forget(receiver)
+        else:
+            self._actor.become("ready")  # it did not answer for a while, and is the same
+
+    def lost(self, error: EngineError) -> None:
+        """The engine does not answer: no traffic goes there until it does."""
+        if self._actor.state == "ready":
+            _log.warning("the engine does not answer: %s", error)
+            self._actor.become("unreachable")
+
+    def _forget(self, receiver: Receiver) -> None:
+        self._actor.facts = {name: value for name, value in self._actor.facts.items() if name != "version"}
+        self._actor.become("waiting for weights")
+        receiver.engine_restarted(None)
+        self._look_again()
+
+    async def _follow(self, receiver: Receiver, services: Roster) -> None:
+        """Brings the engine to each head as it comes, for ever."""
+        heads: Register[states.Head] = Register(self._actor.bus, self._actor.publisher, "weights", states.Head)
+        model = self._actor.config.model.name
+        async with heads.watch(states.HEAD, model) as changed:
+            self._look_again = changed.set
+            while True:
+                changed.clear()
+                head = (await heads.get(states.HEAD, model)).value
+                if head is not None and not await self._bring_to(head, receiver, services):
+                    # Not reached: try again when the head or the holders change, at the latest after a moment.
+                    await _either(changed, services, _RETRY_S)
+                    continue
+                await changed.wait()
+
+    def _made(self) -> Receiver:
+        context, mode = self._actor.context, self._settings.pause
+        area = weights_area(context.folder, context.config)
+        return Receiver(
+            self._control,
+            Staging(area, context.identity.instance, self._settings.weights_folder),
+            self._session,
+            live=None,
+            expected=forms_in(context.folder.start_model.resolve()),
+            mode=mode,
+            turn=self._turns().take,
+            on_state=self._standing.set,
+        )
+
+    def _turns(self) -> Turns:
+        return Turns(
+            Register(self._actor.bus, self._actor.publisher, "weights", Turn),
+            (states.TURN, self._actor.config.model.name, self._group),
+            self._actor.context.identity.instance,
+            self._settings.updated_at_once,
+            3 * self._settings.update_timeout_s,  # pause, load, continue
+        )
+
+    async def _bring_to(self, head: states.Head, receiver: Receiver, services: Roster) -> bool:
+        """Whether the engine now serves `head` (or something newer)."""
+        version = Version.parse(head.label)
+        if receiver.live is not None and receiver.live >= version:
+            return True
+        urls = [beat.facts["url"] for beat in services.members if "url" in beat.facts]
+        if not urls:
+            _log.warning("%s cannot be fetched: no checkpoint service has announced itself", head.label)
+            return False
+        token = read_secret(self._actor.config.checkpoint.token_env)
+        self._standing.set(head.label, "announced")
+        try:
+            manifest = await CheckpointClient(urls[0], token, self._session).get_manifest(head.label)
+            swap = await receiver.apply(manifest, urls, token)
+        except StaleVersionError:
+            return True
+        except ManifestError as error:
+            raise UnrecoverableError(f"{head.label} does not fit the model that this engine serves: {error}") from error
+        except EngineQuarantineError as error:
+            self._actor.become("quarantined")
+            self._standing.set(head.label, "quarantined", str(error))
+            await self._standing.flush()
+            raise ActorError(f"the engine is quarantined and is started anew: {error}") from error
+        except _TRANSIENT as error:
+            _log.warning(
+                "%s not applied, the engine serves %s: %s", head.label, self._actor.facts.get("version"), error
+            )
+            self._standing.set(head.label, "refused", str(error))
+            return False
+        self._standing.set(head.label, "live")
+        await self._announce_swap(swap)
+        return True
+
+    async def _announce_swap(self, swap: SwapRecord) -> None:
+        actor = self._actor
+        actor.facts = {**actor.facts, "version": str(swap.version)}
+        actor.numbers |= {"pause_ms": round(1e3 * swap.pause_s, 1), "updates": actor.numbers.get("updates", 0) + 1}
+        actor.progressed()
+        actor.become("ready")
+        await actor.context.emit(
+            "swap",
+            {
+                "version": str(swap.version),
+                "pause_s": swap.pause_s,
+                "fetch_s": swap.fetch_s,
+                "bytes": swap.bytes_fetched,
+                "bytes_applied": swap.bytes_applied,
+                "swapped_at": swap.swapped_at,
+            },
+        )
+
+
+async def _either(changed: asyncio.Event, services: Roster, timeout_s: float) -> None:
+    waiters = {asyncio.ensure_future(changed.wait()), asyncio.ensure_future(services.wait_change(timeout_s))}
+    try:
+        await asyncio.wait(waiters, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiters:
+            waiter.cancel()

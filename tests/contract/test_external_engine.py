@@ -1,0 +1,112 @@
+"""Somebody else's SGLang, attached by its URL: updated, left running, and noticed when it comes back with other weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from actor_fixture import make_context, running
+from bus_fixture import DEADLINE_S
+from checkpoint_service import TOKEN, Service, running_service
+from engine_fixture import LiveEngine
+from engine_requests import spans
+
+from physarum.actors import states
+from physarum.actors.engine.actor import EngineActor
+from physarum.actors.engine.control import EngineControl
+from physarum.actors.weights_area import weights_area
+from physarum.bus.connection import Bus
+from physarum.bus.presence import Heartbeat, announce
+from physarum.bus.publisher import Publisher
+from physarum.bus.register import Register
+from physarum.bus.version import Version
+from physarum.weightsync.area import SharedArea
+from physarum.weightsync.manifest import manifest_digest
+from physarum.weightsync.publisher import upload
+from physarum.weightsync.snapshot import Snapshot
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+
+
+@contextlib.asynccontextmanager
+async def announced(bus: Bus, publisher: Publisher, service: Service) -> AsyncIterator[None]:
+    """A checkpoint actor that says where it is."""
+
+    async def beat() -> None:
+        for sequence in itertools.count(1):
+            facts = {"url": service.url}
+            beat = Heartbeat(
+                role="checkpoint", instance="checkpoint-0", state="ready", pid=1, host="h", started_at=1.0,
+                sequence=sequence, facts=facts,
+            )  # fmt: skip
+            await announce(bus, publisher, beat)
+            await asyncio.sleep(0.2)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def publish(
+    made: EngineActor, engine: LiveEngine, service: Service, session: aiohttp.ClientSession, seed: int
+) -> str:
+    """The weights of `seed` as the next head."""
+    version = Version.parse(engine.next_label())
+    snapshot = Snapshot.take(engine.reference(seed).state_dict().items())
+    manifest = await upload(snapshot, version, service.url, TOKEN, 30.0, session=session, model_digest="m", step=1)
+    head = states.Head(
+        label=str(version), epoch=version.epoch, number=version.number, manifest=manifest_digest(manifest),
+        total_bytes=manifest.total_bytes, published_at=0.0,
+    )  # fmt: skip
+    await Register(made.bus, made.publisher, "weights", states.Head).put(head, states.HEAD, "policy")
+    return str(version)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["same-host", "shared-folder"])
+async def test_it_is_attached_updated_and_left_running(
+    tmp_path: Path, bus: Bus, publisher: Publisher, engine: LiveEngine, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    monkeypatch.setenv("WEIGHTS_TOKEN", TOKEN)
+    options = [f"engines.policy.url=[{engine.url}]", "checkpoint.token_env=WEIGHTS_TOKEN", "supervisor.heartbeat_s=0.2"]
+    if shared:
+        options.append(f"engines.policy.weights_folder={tmp_path / 'shared'}")
+    context = make_context(tmp_path, bus, publisher, "engine", *options, instance="policy-0")
+    context.folder.path.mkdir(exist_ok=True)
+    context.folder.start_model.symlink_to(engine.weights(0), target_is_directory=True)
+    made = EngineActor(context)
+    control = EngineControl(engine.url, session := aiohttp.ClientSession())
+    async with session, running_service(tmp_path / "service") as service, announced(bus, publisher, service):
+        async with running(made):
+            first = await publish(made, engine, service, session, seed=2)
+            await until(lambda: made.state == "ready" and made.facts["version"] == first)
+            assert await control.live_label() == first and made.facts["engine_pid"] is None
+
+            # Its owner starts it anew, with the weights that it had before.
+            await control.set_version_label("start")
+            await until(lambda: made.state != "ready")
+            await until(lambda: made.state == "ready")
+            assert await control.live_label() == first
+            second = await publish(made, engine, service, session, seed=0)
+            await until(lambda: made.facts.get("version") == second)
+        assert await control.live_label() == second, "detached, it goes on serving"
+        async with session.post(
+            f"{engine.url}/generate", json={"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 4}}
+        ) as answer:
+            assert spans(await answer.json()) == [(second, 0, 4)]
+    serving = await Register(bus, publisher, "weights", states.Serving).entries(states.ENGINE, "policy")
+    assert [(one.engine, one.label, one.state) for one in serving] == [("policy-0", second, "live")]
+    SharedArea.remove_of_run(weights_area(context.folder, context.config, only_look=True).folder)
+    SharedArea.remove_of_run(context.folder.path)
