@@ -191,7 +191,7 @@ def _engine_ports(config: RootConfig) -> Iterator[_Finding]:
 def _external_engines(config: RootConfig) -> Iterator[_Finding]:
     """What only a server that is started here can have."""
     for name, group in config.engines.items():
-        for option in ("sglang", "env", "python", "gpus"):
+        for option in ("sglang", "env", "python"):
             if group.url is not None and getattr(group, option):
                 found = f"`engines.{name}.{option}` with `engines.{name}.url`"
                 remedy = f"start the server with it yourself, and remove `engines.{name}.{option}`"

@@ -145,8 +145,10 @@ async def _late_join(load: Load, line: Line) -> dict[str, float]:
     line.model.change(range(TENSORS))
     _, applied = await line.round()
     label = f"policy@1.{line.number}"
-    place = Path(line.area.folder).parent
-    spec = PartSpec("late", str(place), str(line.area.folder if load.transport == "held" else place / "late"), line.url)
+    place, memory = Path(line.area.folder).parent, (TENSORS, 2 * line.model.elements)
+    spec = PartSpec(
+        "late", str(place), str(line.area.folder if load.transport == "held" else place / "late"), line.url, *memory
+    )
     late = Part("engine", spec)
     try:
         await late.answer()
@@ -167,10 +169,12 @@ async def _line(load: Load) -> AsyncIterator[Line]:
         service = Part("service", PartSpec("service", str(place), str(area.folder)))
         parts.callback(service.stop)
         url = msgspec.json.decode(await service.answer())["url"]
-        engines = []
+        engines, tensor_bytes = [], 2 * Model(load.size_bytes).elements
         for number in range(load.engines):
             own = area.folder if load.transport == "held" else place / f"host-{number}"
-            engines.append(Part("engine", PartSpec(f"engine-{number}", str(place), str(own), url)))
+            engines.append(
+                Part("engine", PartSpec(f"engine-{number}", str(place), str(own), url, TENSORS, tensor_bytes))
+            )
             parts.callback(engines[-1].stop)
         for engine in engines:
             await engine.answer()

@@ -7,6 +7,7 @@ memory of its own, as an engine does, and generates nothing. Both speak one JSON
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,15 @@ from physarum.weightsync.target import PauseMode
 
 
 class PartSpec(msgspec.Struct, frozen=True):
-    """`area`: the memory of the host on which the part runs; `url`: of the service."""
+    """`area`: the memory of the host on which the part runs; `url`: of the service; `tensors` of `tensor_bytes` each have
+    their place in an engine's memory before it is ready, as in a real one."""
 
     name: str
     folder: str
     area: str
     url: str = ""
+    tensors: int = 0
+    tensor_bytes: int = 0
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -52,8 +56,10 @@ class Applied(msgspec.Struct, frozen=True):
 class MemoryTarget:
     """Holds a model; an update copies tensors into it."""
 
-    def __init__(self) -> None:
-        self.memory: dict[str, np.ndarray[Any, Any]] = {}
+    def __init__(self, tensors: int, tensor_bytes: int) -> None:
+        self.memory: dict[str, np.ndarray[Any, Any]] = {
+            f"layers.{index}.weight": np.ones(tensor_bytes, np.uint8) for index in range(tensors)
+        }
         self.label = ""
 
     async def check_pause_mode(self, mode: PauseMode) -> None:
@@ -75,17 +81,9 @@ class MemoryTarget:
     def _load(self, path: Path) -> None:
         with path.open("rb") as source:
             descriptor = source.fileno()
-            with HeldFile(_duplicate(descriptor)) as file:
-                for name, form in file.forms.items():
-                    if name not in self.memory:
-                        self.memory[name] = np.ones(form.size_bytes, np.uint8)
+            with HeldFile(os.dup(descriptor)) as file:
+                for name in file.forms:
                     np.copyto(self.memory[name], np.frombuffer(file.tensor(name), np.uint8))
-
-
-def _duplicate(descriptor: int) -> int:
-    import os
-
-    return os.dup(descriptor)
 
 
 async def serve(spec: PartSpec) -> None:
@@ -107,7 +105,9 @@ async def follow(spec: PartSpec) -> None:
     """Applies the version whose label each line of input names."""
     async with aiohttp.ClientSession() as session:
         staging = Staging(SharedArea(Path(spec.area)), spec.name)
-        receiver = Receiver(MemoryTarget(), staging, session, chunk_timeout_s=120.0, keep_last=1)
+        receiver = Receiver(
+            MemoryTarget(spec.tensors, spec.tensor_bytes), staging, session, chunk_timeout_s=120.0, keep_last=1
+        )
         client = CheckpointClient(spec.url, None, session, 120.0)
         _say({"ready": spec.name})
         while line := await asyncio.to_thread(sys.stdin.readline):
