@@ -117,6 +117,7 @@ class SharedArea:
         descriptor = self.open(label)
         if descriptor is None:
             return
+        (self.folder / "filling" / f".{label}").unlink(missing_ok=True)
         try:
             path, spares = self.path(label), self.folder / "spare"
             with contextlib.suppress(FileNotFoundError):
@@ -136,6 +137,12 @@ class SharedArea:
             yield
         finally:
             os.close(descriptor)
+
+    def alone(self, label: str) -> int:
+        """Waits until nobody else of this host fetches `label`; a descriptor to close when that is done."""
+        descriptor = os.open(self.folder / "filling" / f".{Version.parse(label)}", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return descriptor
 
     def retain(self, keep_last: int) -> None:
         """Gives up all but the newest `keep_last` versions of each model, unless a checkpoint service does that."""

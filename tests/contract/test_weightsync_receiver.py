@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -102,7 +103,8 @@ class Rig:
 
     def staged(self) -> list[str]:
         """What is left of staging and fetching."""
-        return sorted(file.name for place in ("engines", "filling") for file in (self.area.folder / place).rglob("*.*"))
+        places = ("engines", "filling")
+        return sorted(file.name for place in places for file in (self.area.folder / place).rglob("[!.]*.*"))
 
 
 def alter(area: SharedArea, label: str, count: int) -> None:
@@ -164,6 +166,34 @@ async def test_what_is_altered_in_the_memory_of_the_host_never_reaches_the_engin
     assert other.calls == [] and beside.checksum_failures == 1
     assert (await beside.apply(manifest, [rig.service.url], TOKEN)).bytes_fetched == manifest.total_bytes
     assert same(other.weights, tensors(1))
+
+
+async def test_engines_of_one_host_fetch_a_version_once(rig: Rig) -> None:
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    engines = [StubEngine() for _ in range(4)]
+    receivers = [
+        Receiver(engine, Staging(rig.area, f"engine-{number}"), rig.client.session, live=Version("policy", 1, 0))
+        for number, engine in enumerate(engines, 1)
+    ]
+    records = await asyncio.gather(*(one.apply(manifest, [rig.service.url], TOKEN) for one in receivers))
+    assert sorted(record.bytes_fetched for record in records) == [0, 0, 0, manifest.total_bytes]
+    assert rig.service.sent("GET /v1/chunks") == len(manifest.sizes())
+    assert all(same(engine.weights, tensors(1)) for engine in engines)
+
+
+async def test_one_that_gives_up_waiting_for_a_fetch_keeps_nobody_from_it(rig: Rig) -> None:
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    holder = rig.area.alone(manifest.label)
+    waiting = asyncio.create_task(rig.receiver.apply(manifest, [rig.service.url], TOKEN))
+    await asyncio.sleep(0)
+    while not waiting.done() and rig.service.sent("GET /v1/chunks") == 0 and not rig.receiver.updating:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    os.close(holder)
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert same(rig.engine.weights, tensors(1))
 
 
 async def test_versions_that_are_not_newer_are_refused_before_anything(rig: Rig) -> None:

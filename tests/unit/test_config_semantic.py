@@ -158,6 +158,10 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["`trainer.tokens_per_microbatch: 8192`", "16384", "`engines.policy.sglang.context-length`"],
         ),
         (["engines.policy.count=2", "--sglang-port", "30000"], ["`engines.policy.sglang.port` with `engines.policy.count: 2`"]),
+        (
+            ["engines.policy.url=[http://h:1]", "--sglang-port", "30000"],
+            ["`engines.policy.sglang` with `engines.policy.url`", "start the server with it yourself"],
+        ),
         (["engines.policy.count=2", "engines.policy.gpus=3"], ["3 devices (`engines.policy.gpus`) for 2 instances"]),
         (
             ["trainer.gpus=1", "trainer.env={CUDA_VISIBLE_DEVICES: 0}"],
