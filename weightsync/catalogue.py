@@ -133,9 +133,9 @@ class Catalogue:
     def _find_bytes(self) -> None:
         """After a start: opens the files, sets versions without bytes aside, gives up files without a manifest."""
         for version, manifest in sorted(self._held.items()):
-            file = HeldFile.open(self.area, manifest.label) if self.area is not None else None
-            if file is not None:
-                self._whole[version] = _Whole(file, manifest)
+            whole = self._opened(manifest)
+            if whole is not None:
+                self._whole[version] = whole
             elif self._absent(manifest):
                 _log.warning("%s has no bytes here any more: they were in memory that is gone", manifest.label)
                 self._lost.add(version)
@@ -144,6 +144,21 @@ class Catalogue:
             for label in self.area.labels():
                 if Version.parse(label) not in self._held:
                     self.area.give_up(label)
+
+    def _opened(self, manifest: Manifest) -> _Whole | None:
+        """The file that the area has for a version; one that is not what the manifest says is given up, in sight."""
+        if self.area is None:
+            return None
+        file = None
+        try:
+            file = HeldFile.open(self.area, manifest.label)
+            return _Whole(file, manifest) if file is not None else None
+        except ManifestError as error:
+            _log.error("%s: its file is given up, it is damaged: %s", manifest.label, error)
+            if file is not None:
+                file.close()
+            self.area.give_up(manifest.label)
+            return None
 
     def _forget_lost(self) -> None:
         """Where something newer is held, it is the fence."""

@@ -120,6 +120,25 @@ async def test_a_service_that_is_started_anew_still_has_the_versions(tmp_path: P
             assert area.labels() == ["policy@1.1"]
 
 
+@pytest.mark.parametrize("damage", [b"\xff" * 40, b"", None], ids=["no-header", "empty", "another-version"])
+async def test_a_damaged_file_is_given_up_when_the_service_starts(
+    tmp_path: Path, area: SharedArea, damage: bytes | None
+) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with running_service(tmp_path / "service", area=area) as first:
+            client = CheckpointClient(first.url, TOKEN, session)
+            await publish(first, client, 1, tensors(1), area=area)
+            await publish(first, client, 2, {"other": tensors(1)["a"]}, area=area)
+        path = area.path("policy@1.1")
+        path.write_bytes(area.path("policy@1.2").read_bytes() if damage is None else damage)
+        async with running_service(tmp_path / "service", area=area) as second:
+            client = CheckpointClient(second.url, TOKEN, session)
+            with pytest.raises(ServiceRefusedError, match="404"):
+                await client.get_manifest("policy@1.1")
+            await publish(second, client, 3, tensors(3), area=area)
+    assert sorted(area.labels()) == ["policy@1.2", "policy@1.3"]
+
+
 async def test_memory_that_is_gone_is_no_version_and_still_fences(tmp_path: Path, area: SharedArea) -> None:
     """The host was started anew: its disk is there, its memory is not."""
     async with aiohttp.ClientSession() as session:
