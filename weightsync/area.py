@@ -29,6 +29,7 @@ from physarum.weightsync.mappings import memory_of
 SUFFIX: Final = ".safetensors"
 _SERVED: Final = "served"
 _OWNER: Final = "owner"
+_USED: Final = "used"
 _SPARES: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _NAME_DIGITS: Final = 8
@@ -39,8 +40,18 @@ class SharedArea:
 
     def __init__(self, folder: Path, only_look: bool = False) -> None:
         self.folder = folder
-        for part in () if only_look else ("spare", "filling", "held", "engines"):
+        self._used: int | None = None
+        if only_look:
+            return
+        for part in ("spare", "filling", "held", "engines"):
             (folder / part).mkdir(parents=True, exist_ok=True)
+        # Says that somebody is here, for as long as this process is.
+        self._used = os.open(folder / _USED, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._used, fcntl.LOCK_SH)
+
+    def __del__(self) -> None:
+        if self._used is not None:
+            os.close(self._used)
 
     @classmethod
     def of_run(cls, run_folder: Path, model_bytes: int, versions: int, only_look: bool = False) -> SharedArea:
@@ -95,12 +106,12 @@ class SharedArea:
         """Where a version is, or would be. Raises RecordError for what is no label (and no file name)."""
         return self.folder / "held" / f"{Version.parse(label)}{SUFFIX}"
 
-    def open(self, label: str) -> int | None:
+    def open(self, label: str, flags: int = os.O_RDONLY) -> int | None:
         """A descriptor of a version, locked against reuse until it is closed; None when it is not here."""
         path = self.path(label)
         while True:
             try:
-                descriptor = os.open(path, os.O_RDONLY)
+                descriptor = os.open(path, flags)
             except FileNotFoundError:
                 return None
             with contextlib.suppress(FileNotFoundError):
@@ -114,10 +125,9 @@ class SharedArea:
 
     def give_up(self, label: str) -> None:
         """The version is no longer here; its memory is used again, unless somebody reads it."""
-        descriptor = self.open(label)
+        descriptor = self.open(label, os.O_RDWR)  # NFS gives nobody an exclusive lock who may not write
         if descriptor is None:
             return
-        (self.folder / "filling" / f".{label}").unlink(missing_ok=True)
         try:
             path, spares = self.path(label), self.folder / "spare"
             with contextlib.suppress(FileNotFoundError):
@@ -159,6 +169,18 @@ class SharedArea:
         for model in {version.model for version in versions}:
             for version in [one for one in versions if one.model == model][:-keep_last]:
                 self.give_up(str(version))
+                (self.folder / "filling" / f".{version}").unlink(missing_ok=True)
+
+    def clear_abandoned(self, prefix: str) -> None:
+        """Removes what writers that died have left, by whoever: a living one holds its lock."""
+        for path in (self.folder / "filling").glob(f"{prefix}*"):
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDWR)
+                try:
+                    if _locked(descriptor, fcntl.LOCK_EX):
+                        path.unlink()
+                finally:
+                    os.close(descriptor)
 
     def clear_filling(self, prefix: str) -> None:
         """Removes what writers that died have left: only for the one who may write under this prefix."""
@@ -217,7 +239,7 @@ def _places(run_folder: Path) -> tuple[Path, Path]:
     """In memory, on disk."""
     path = run_folder.resolve()
     name = f"{path.name}-{digest_of(str(path).encode())[:_NAME_DIGITS]}"
-    return _SHARED_MEMORY / "physarum" / name, path / "weights" / "area"
+    return _SHARED_MEMORY / f"physarum-{os.getuid()}" / name, path / "weights" / "area"
 
 
 def _remove_orphans(root: Path) -> None:
@@ -225,8 +247,17 @@ def _remove_orphans(root: Path) -> None:
     for owner in root.glob(f"*/{_OWNER}"):
         with contextlib.suppress(FileNotFoundError):  # its own run ends just now
             run_folder = owner.read_text()
-            if run_folder and not Path(run_folder).exists():
+            if run_folder and not Path(run_folder).exists() and not _in_use(owner.parent):
                 shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a process is at work there, perhaps in a container that sees another disk."""
+    descriptor = os.open(folder / _USED, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        return not _locked(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
 
 
 def _locked(descriptor: int, kind: int) -> bool:

@@ -18,7 +18,13 @@ from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.durable import remove_asides, write_whole
-from physarum.weightsync.errors import ChunkMissingError, ChunksAbsentError, ManifestError, StaleVersionError
+from physarum.weightsync.errors import (
+    ChunkAlteredError,
+    ChunkMissingError,
+    ChunksAbsentError,
+    ManifestError,
+    StaleVersionError,
+)
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, content_digest, decode_manifest, encode_manifest
 
@@ -117,6 +123,7 @@ class Catalogue:
         for version in old:
             (self.folder / f"{version}{_SUFFIX}").unlink(missing_ok=True)
             self._drop_file(version)
+        self._drop_strangers()
         live = {
             digest
             for version, manifest in self._held.items()
@@ -153,7 +160,7 @@ class Catalogue:
         try:
             file = HeldFile.open(self.area, manifest.label)
             return _Whole(file, manifest) if file is not None else None
-        except ManifestError as error:
+        except (ChunkAlteredError, ManifestError) as error:
             _log.error("%s: its file is given up, it is damaged: %s", manifest.label, error)
             if file is not None:
                 file.close()
@@ -169,26 +176,38 @@ class Catalogue:
             self._lost.discard(version)
 
     def _hold(self, manifest: Manifest, filled: str) -> None:
-        path = self.area.hold(filled, manifest.label) if self.area is not None else None
-        # It may be here already: this service died after it was moved, and the publisher repeats itself.
-        file = HeldFile.open(self.area, manifest.label) if self.area is not None else None
-        if file is None:
+        if manifest.version in self._whole:
+            return  # its manifest could not be written, and the publisher repeats itself
+        area = self.area
+        file = None
+        if area is not None:
+            area.hold(filled, manifest.label)
+            file = HeldFile.open(area, manifest.label)
+        if area is None or file is None:
             raise ChunkMissingError(f"no file {filled} was filled for {manifest.label} on this host")
         try:
             self._whole = {**self._whole, manifest.version: _Whole(file, manifest)}
         except ManifestError:
             file.close()
-            if path is not None:
-                path.unlink(missing_ok=True)
+            area.give_up(manifest.label)
             raise
+
+    def _drop_strangers(self) -> None:
+        """Files older than the newest version that no manifest names: fetched by an engine beside, or never accepted."""
+        if self.area is None:
+            return
+        for version in map(Version.parse, self.area.labels()):
+            newest = self.newest(version.model)
+            if version not in self._held and newest is not None and version < newest.version:
+                self._drop_file(version)
 
     def _drop_file(self, version: Version) -> None:
         whole = self._whole.get(version)
-        if whole is None or self.area is None:
-            return
-        self._whole = {other: one for other, one in self._whole.items() if other != version}
-        whole.file.close()
-        self.area.give_up(str(version))
+        if whole is not None:
+            self._whole = {other: one for other, one in self._whole.items() if other != version}
+            whole.file.close()
+        if self.area is not None:
+            self.area.give_up(str(version))
 
     def _beyond(self, keep_last: int) -> list[Version]:
         models = {version.model for version in self._held}

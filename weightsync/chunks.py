@@ -18,12 +18,13 @@ from physarum.weightsync.errors import ChunkAlteredError, ChunkMissingError
 
 
 class ChunkStore:
-    """The chunks in `folder`. `fsync` makes each one survive a power failure before `put` returns."""
+    """The chunks in `folder`. `fsync` makes each one survive a power failure before `put` returns. Who does not own the folder
+    may `only_look`."""
 
-    def __init__(self, folder: Path, fsync: bool = False) -> None:
+    def __init__(self, folder: Path, fsync: bool = False, only_look: bool = False) -> None:
         self.folder = folder
         self._fsync = fsync
-        for prefix in range(256):
+        for prefix in () if only_look else range(256):
             (folder / f"{prefix:02x}").mkdir(parents=True, exist_ok=True)
             remove_asides(folder / f"{prefix:02x}")
 

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
+from typing import Final
 
 from physarum.weightsync.area import Filling, SharedArea
 from physarum.weightsync.digest import verify
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
+    ManifestError,
     ServiceRefusedError,
     ServiceUnreachableError,
 )
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import Form, Layout, lay_out
 from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.service_client import CheckpointClient
 
 _log = logging.getLogger(__name__)
+
+_FILLING: Final = "fetch-"
 
 
 class Fetch:
@@ -43,13 +47,14 @@ class Fetch:
 
     async def run(self, sources: Sequence[CheckpointClient]) -> HeldFile:
         """The version, held by the area. Raises what the last source of a chunk failed with, or NoRoomError."""
-        name = f"fetch-{self._manifest.label}-{os.getpid()}"
-        filling = await asyncio.to_thread(self._area.begin, name)
+        name = f"{_FILLING}{self._manifest.label}"
+        await in_thread(self._area.clear_abandoned, _FILLING)
+        filling = await in_thread(self._area.begin, name)
         try:
-            await asyncio.to_thread(filling.write, self._layout.header, 0)
+            await in_thread(filling.write, self._layout.header, 0)
             await self._fill(filling, sources)
-            await asyncio.to_thread(filling.finish, self._layout.size_bytes)
-            file = await asyncio.to_thread(self._hold, name)
+            await in_thread(filling.finish, self._layout.size_bytes)
+            file = await in_thread(self._hold, name)
         except BaseException:
             filling.discard()
             raise
@@ -66,20 +71,15 @@ class Fetch:
     async def _fill(self, filling: Filling, sources: Sequence[CheckpointClient]) -> None:
         """Workers share one iterator, so `concurrency` chunks are under way. The first failure ends all."""
         queue = iter(self._manifest.sizes().items())
-        base = await asyncio.to_thread(self._open_base)
-        known = base.places(self._base) if base is not None and self._base is not None else {}
+        base, known = await in_thread(self._open_base)
 
         async def work() -> None:
             for digest, size in queue:
-                if (
-                    digest in known
-                    and base is not None
-                    and await asyncio.to_thread(self._copy, filling, base, digest, known)
-                ):
+                if digest in known and base is not None and await in_thread(self._copy, filling, base, digest, known):
                     self.reused += size
                 else:
                     data = await self._get(digest, size, sources)
-                    await asyncio.to_thread(self._put, filling, digest, data)
+                    await in_thread(self._put, filling, digest, data)
                     self.fetched += size
 
         workers = [asyncio.create_task(work()) for _ in range(self._concurrency)]
@@ -92,8 +92,19 @@ class Fetch:
             if base is not None:
                 base.close()
 
-    def _open_base(self) -> HeldFile | None:
-        return HeldFile.open(self._area, self._base.label) if self._base is not None else None
+    def _open_base(self) -> tuple[HeldFile | None, dict[str, tuple[int, int]]]:
+        """The version before, and where its chunks are; nothing, where it is not here or damaged."""
+        if self._base is None:
+            return None, {}
+        file = None
+        try:
+            file = HeldFile.open(self._area, self._base.label)
+            return file, file.places(self._base) if file is not None else {}
+        except (ChunkAlteredError, ManifestError) as error:
+            _log.warning("nothing of %s is used again: %s", self._base.label, error)
+            if file is not None:
+                file.close()
+            return None, {}
 
     def _copy(self, filling: Filling, base: HeldFile, digest: str, known: dict[str, tuple[int, int]]) -> bool:
         data = base.slice(*known[digest])

@@ -10,9 +10,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 from physarum.weightsync.area import SharedArea
-from physarum.weightsync.errors import ManifestError
+from physarum.weightsync.errors import ChunkAlteredError, ManifestError
 from physarum.weightsync.layout import Form, read_layout
 from physarum.weightsync.manifest import Manifest, TensorEntry
 from physarum.weightsync.mappings import memory_of
@@ -31,15 +32,31 @@ class HeldFile:
 
     @classmethod
     def open(cls, area: SharedArea, label: str) -> HeldFile | None:
-        """None when the area has no such version. Raises ManifestError."""
+        """None when the area has no such version. Raises ChunkAlteredError for a file that is damaged."""
         descriptor = area.open(label)
-        return None if descriptor is None else cls(descriptor)
+        if descriptor is None:
+            return None
+        try:
+            return cls(descriptor)
+        except ManifestError as error:
+            raise ChunkAlteredError(f"{area.path(label)} is damaged: {error}") from error
 
     def __enter__(self) -> HeldFile:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+    def link(self, path: Path) -> bool:
+        """The very file that is open gets another name; False: it has none any more, so it cannot get one."""
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:  # with a folder's descriptor the call follows the link in /proc, to the file and not to a name
+            os.link(f"/proc/self/fd/{self._locked}", path.name, dst_dir_fd=folder, follow_symlinks=True)
+        except FileNotFoundError:
+            return False
+        finally:
+            os.close(folder)
+        return True
 
     def close(self) -> None:
         """Views must not be read any more, but within `using`."""

@@ -94,7 +94,8 @@ def _header(source: BinaryIO) -> tuple[dict[str, dict[str, Any]], int]:
         entries.pop("__metadata__", None)
         for entry in entries.values():
             _form(entry)
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+            int(entry["data_offsets"][0])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ManifestError(f"{source.name} has no readable safetensors header: {error}") from error
     return entries, _LENGTH.size + size
 

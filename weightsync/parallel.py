@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -21,3 +23,13 @@ def spread(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         return [work(item) for item in listed]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="weights") as pool:
         return list(pool.map(work, listed))
+
+
+async def in_thread(work: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
+    """As asyncio.to_thread; but who is cancelled waits for the thread, so that nothing is taken away under it."""
+    thread = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **options))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait({thread})
+        raise

@@ -33,6 +33,7 @@ from physarum.weightsync.fetching import Fetch
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import Form, check_fits
 from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging, changed_tensors
 from physarum.weightsync.target import PauseMode, WeightTarget
@@ -116,14 +117,14 @@ class Receiver:
             self._on_state(manifest.label, "staged")
             with file:
                 changed = changed_tensors(manifest, self._manifest)
-                folder = await asyncio.to_thread(self._verified, file, manifest, changed)
+                folder = await in_thread(self._verified, file, manifest, changed)
                 fetch_s = time.perf_counter() - started
                 self._on_state(manifest.label, "verified")
                 try:
                     async with self._turn():
                         pause_s = await self._swap(folder, manifest.label)
                 finally:
-                    await asyncio.to_thread(self._staging.clear)
+                    await in_thread(self._staging.clear)
             swapped_at = time.time()
             self.live, self._manifest = manifest.version, manifest
             self._base = manifest
@@ -175,11 +176,11 @@ class Receiver:
     async def _bring(self, manifest: Manifest, urls: Sequence[str], token: str | None) -> tuple[HeldFile, int]:
         """The version in this host's memory, and how many bytes were fetched for it."""
         area = self._staging.area
-        file = await asyncio.to_thread(HeldFile.open, area, manifest.label)
+        file = await in_thread(self._here, manifest.label)
         if file is not None:
             return file, 0
         async with _alone(area, manifest.label):
-            file = await asyncio.to_thread(HeldFile.open, area, manifest.label)
+            file = await in_thread(self._here, manifest.label)
             if file is not None:  # a receiver beside this one has fetched it meanwhile
                 return file, 0
             fetch = Fetch(area, manifest, self._base, self._concurrency)
@@ -190,6 +191,16 @@ class Receiver:
                 self.checksum_failures += fetch.altered
         await asyncio.to_thread(area.retain, self._keep_last)
         return file, fetch.fetched
+
+    def _here(self, label: str) -> HeldFile | None:
+        """The version, if this host has it undamaged."""
+        try:
+            return HeldFile.open(self._staging.area, label)
+        except ChunkAlteredError as error:
+            _log.warning("%s; it is fetched", error)
+            self.checksum_failures += 1
+            self._staging.area.give_up(label)
+            return None
 
     def _verified(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> Path:
         """What is altered in this host's memory is given up, so that the next attempt fetches it."""
@@ -204,16 +215,21 @@ class Receiver:
         """Seconds the engine stood still."""
         try:
             await self._target.check_pause_mode(self._mode)
+            await self._target.live_label()  # it answers: what is not there is not quarantined
         except Exception as error:
             raise UpdateRefusedError(f"the engine cannot be updated to {label}: {error}") from error
         started = time.perf_counter()
         await self._pause(label)
         try:
+            if self._manifest is not None:
+                await self._check_base(self._manifest.label, label)
             await self._target.update_from_disk(folder, label, self._mode)
             found = await self._target.live_label()
             if found != label:
                 raise ManifestError(f"the engine says it serves {found!r}, expected {label!r}")
             await self._target.continue_generation()
+        except UpdateRefusedError:
+            raise
         except BaseException as error:
             self.quarantined = f"update to {label}: {error or type(error).__name__}"
             if not isinstance(error, Exception):
@@ -224,11 +240,26 @@ class Receiver:
             ) from error
         return time.perf_counter() - started
 
+    async def _check_base(self, expected: str, label: str) -> None:
+        """Only what changed is about to be loaded: an engine that was started anew by others meanwhile goes on with what it
+        has, and gets everything at the next attempt. Raises UpdateRefusedError."""
+        found = await self._target.live_label()
+        if found == expected:
+            return
+        self.engine_restarted(None)
+        await self._target.continue_generation()
+        raise UpdateRefusedError(
+            f"the engine serves {found!r}, expected {expected!r}: it was started anew, and gets all of {label} next"
+        )
+
     async def _pause(self, label: str) -> None:
-        """The weights are still the old ones: an engine that could not be paused may go on, if it says that it does."""
+        """The weights are still the old ones: an engine that could not be paused may go on, if it says that it does. One
+        whose weights are not known stays as it is: it may be in the middle of somebody's update."""
         try:
             await self._target.pause(self._mode)
         except BaseException as error:
+            if self.live is None and isinstance(error, Exception):
+                raise UpdateRefusedError(f"the engine could not be paused for {label}: {error}") from error
             try:
                 await self._target.continue_generation()
             except Exception as second:

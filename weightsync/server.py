@@ -158,7 +158,7 @@ class CheckpointService:
                 new = await asyncio.to_thread(self._catalogue.put, manifest, request.query.get("name"))
             except ChunkMissingError as error:
                 return refusal(404, str(error))
-            except (StaleVersionError, ManifestError) as error:
+            except (StaleVersionError, ManifestError, ChunkAlteredError) as error:
                 self.counters.manifests_refused += 1
                 return refusal(409, str(error))
             except ChunksAbsentError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.digest import verify
+from physarum.weightsync.errors import ChunkAlteredError, ManifestError, NoRoomError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import FILE_NAME, Form, lay_out
 from physarum.weightsync.manifest import Manifest, TensorEntry
@@ -38,32 +39,40 @@ class Staging:
         self.clear()
 
     def clear(self) -> None:
+        """Also what an earlier process of this engine was writing when it died."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.area.clear_filling(f"{self.folder.name}-")
 
     def prepare(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> Path:
         """A folder with `changed`, verified. `file` must stay open while it is used. Raises ChunkAlteredError, NoRoomError."""
-        chunks = [(tensor.name, digest, data) for tensor in changed for digest, data in file.chunks(tensor)]
+        try:
+            chunks = [(tensor.name, digest, data) for tensor in changed for digest, data in file.chunks(tensor)]
+        except ManifestError as error:
+            raise ChunkAlteredError(f"{manifest.label}: its file on this host is damaged: {error}") from error
         spread(lambda one: verify(one[2], one[1], f"{manifest.label}, tensor {one[0]}"), chunks)
         folder = self.folder / manifest.label
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if self._apart:
             self._copy(folder / FILE_NAME, file, manifest, changed)
-        elif len(changed) == len(manifest.tensors):
-            os.link(self.area.path(manifest.label), folder / FILE_NAME)
-        else:
+        elif len(changed) < len(manifest.tensors) or not file.link(folder / FILE_NAME):
             self._write(folder / FILE_NAME, file, manifest, changed)
         return folder
 
     def _copy(self, path: Path, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
-        """On another file system: written as a file is. Raises OSError."""
+        """On another file system: written as a file is. Raises NoRoomError."""
         layout = lay_out({one.name: Form(one.dtype, one.shape) for one in changed}, manifest.label)
-        with path.open("wb") as out:
-            out.write(layout.header)
-            for one in changed:
-                out.write(file.tensor(one.name))
-            out.flush()
-            os.fsync(out.fileno())
+        try:
+            with path.open("wb") as out:
+                out.write(layout.header)
+                for one in changed:
+                    out.write(file.tensor(one.name))
+                out.flush()
+                os.fsync(out.fileno())
+        except OSError as error:
+            raise NoRoomError(
+                f"{path} cannot be written: {error.strerror}; see to engines.GROUP.weights_folder"
+            ) from error
 
     def _write(self, path: Path, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
         layout = lay_out({one.name: Form(one.dtype, one.shape) for one in changed}, manifest.label)

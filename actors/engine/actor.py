@@ -57,13 +57,15 @@ class EngineActor(Actor):
             stack.push_async_callback(_ended, serving)
             stack.push_async_callback(_ended, reporting)
             stack.callback(draining.cancel)
-            await asyncio.wait({died, serving, draining}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({died, serving, draining, reporting}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done():
                 await self._detach()
                 return
             if died.done():
                 raise process.death()
-            serving.result()
+            for ended in (serving, reporting):
+                if ended.done():
+                    ended.result()
 
     async def _start(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> EngineProcess | ExternalEngine:
         started = time.perf_counter()

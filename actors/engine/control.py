@@ -99,13 +99,18 @@ class EngineControl:
             raise EngineAnswerError(
                 f"{self.base_url}/v1/loads holds no list of loads: {str(answer)[:_BODY_IN_MESSAGE]}"
             )
-        return Load(
-            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
-            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
-            used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
-            token_usage=max(float(rank["token_usage"]) for rank in ranks),
-            generated_tokens_per_s=sum(float(rank["gen_throughput"]) for rank in ranks),
-        )
+        try:
+            return Load(
+                running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+                waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+                used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
+                token_usage=max(float(rank["token_usage"]) for rank in ranks),
+                generated_tokens_per_s=sum(float(rank["gen_throughput"]) for rank in ranks),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineAnswerError(
+                f"{self.base_url}/v1/loads has another form than expected ({error!r}): {str(answer)[:_BODY_IN_MESSAGE]}"
+            ) from error
 
     async def capabilities(self) -> Capabilities:
         """Asked once, best when the server has just started: it then describes its interface, which takes it a moment.

@@ -107,7 +107,7 @@ class Following:
         """Whether the engine still serves what was put there: one that was started anew by others has lost it, and takes no
         traffic until it has the head again. Raises EngineError."""
         serves, receiver = self._actor.facts.get("version"), self._receiver
-        if serves is None or receiver is None or receiver.updating:
+        if serves is None or receiver is None or receiver.updating or receiver.quarantined is not None:
             return
         found = await self._control.live_label()
         if receiver.updating or (found == serves and self._actor.state == "ready"):
@@ -198,6 +198,8 @@ class Following:
                 "%s not applied, the engine serves %s: %s", head.label, self._actor.facts.get("version"), error
             )
             self._standing.set(head.label, "refused", str(error))
+            if receiver.live is None and "version" in self._actor.facts:
+                self._forget(receiver)  # it was started anew by others
             return False
         self._standing.set(head.label, "live")
         await self._announce_swap(swap)

@@ -24,7 +24,7 @@ from physarum.weightsync.area import SharedArea
 from physarum.weightsync.catalogue import manifests_in
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.digest import verify
-from physarum.weightsync.errors import ChunkAlteredError, ChunkMissingError
+from physarum.weightsync.errors import ChunkAlteredError, ChunkMissingError, ManifestError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, TensorEntry
 
@@ -67,7 +67,7 @@ class _Bytes:
 
     def __init__(self, run: OpenRun) -> None:
         self.area: SharedArea = weights_area(run.folder, run.config, only_look=True)
-        self.store = ChunkStore(run.folder.weights / "chunks")
+        self.store = ChunkStore(run.folder.weights / "chunks", only_look=True)
 
     def where(self, manifest: Manifest) -> Literal["memory", "disk", "gone"]:
         if self.area.path(manifest.label).is_file():
@@ -87,7 +87,7 @@ class _Bytes:
                     for digest, data in file.chunks(tensor):
                         verify(data, digest, f"{manifest.label}, tensor {tensor.name}")
             return ""
-        except (ChunkAlteredError, ChunkMissingError) as error:
+        except (ChunkAlteredError, ChunkMissingError, ManifestError) as error:
             return str(error)
 
 

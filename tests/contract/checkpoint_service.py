@@ -84,13 +84,14 @@ async def publish(
     named: dict[str, torch.Tensor],
     epoch: int = 1,
     area: SharedArea | None = None,
+    deadline_s: float = 5.0,
 ) -> Manifest:
     """Uploads `named` as policy@EPOCH.NUMBER through `client`'s session, from `area` if the publisher has one."""
     version = Version("policy", epoch, number)
     snapshot = Snapshot.take(named.items(), 128, area, f"trainer-{version}")
     try:
         return await upload(
-            snapshot, version, service.url, TOKEN, 5.0, session=client.session, model_digest="m", step=number
+            snapshot, version, service.url, TOKEN, deadline_s, session=client.session, model_digest="m", step=number
         )
     finally:
         snapshot.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from test_weightsync_receiver import StubEngine, same
 
 from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
-from physarum.weightsync.errors import ServiceRefusedError
+from physarum.weightsync.errors import ServiceRefusedError, ServiceUnreachableError
 from physarum.weightsync.receiver import Receiver
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
@@ -79,6 +80,35 @@ async def test_a_publisher_of_another_host_sends_its_chunks(
     await receiver(engine, area, client).apply(manifest, [service.url], TOKEN)
     assert same(engine.weights, tensors(1))
     assert list((tmp_path / "trainer" / "filling").iterdir()) == []
+
+
+async def test_what_an_engine_beside_the_service_fetched_goes_with_its_version(
+    service: Service, client: CheckpointClient, area: SharedArea, tmp_path: Path
+) -> None:
+    """Versions of a trainer on another host are chunks; the engine's copies of them filled the memory."""
+    engine, elsewhere = StubEngine(), SharedArea(tmp_path / "trainer")
+    here = receiver(engine, area, client)
+    for number in range(1, 6):
+        manifest = await publish(service, client, number, tensors(number), area=elsewhere)
+        await here.apply(manifest, [service.url], TOKEN)
+    assert sorted(area.labels()) == ["policy@1.4", "policy@1.5"]
+    assert same(engine.weights, tensors(5))
+
+
+async def test_a_manifest_that_could_not_be_written_is_accepted_when_it_comes_again(
+    service: Service, client: CheckpointClient, area: SharedArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("physarum.weightsync.catalogue.write_whole", full_disk)
+        with pytest.raises(ServiceUnreachableError, match="no room for policy@1.1"):
+            await publish(service, client, 1, tensors(1), area=area, deadline_s=0.5)
+    for number in (2, 3, 4):
+        await publish(service, client, number, tensors(number), area=area)
+    assert sorted(area.labels()) == ["policy@1.3", "policy@1.4"], "what was never accepted is not kept for ever"
+
+
+def full_disk(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 async def test_an_answer_that_was_lost_is_asked_for_again(

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
+from physarum.weightsync.digest import verify
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
@@ -68,7 +69,10 @@ class StubEngine:
             self.label = label
 
     async def live_label(self) -> str:
-        self._called("label")
+        if "gone" in self.fails_at:
+            raise BrokenEngineError("nobody answers")
+        if self.calls[-1:] == ["update"]:
+            self._called("label")
         return self.label
 
     async def continue_generation(self) -> None:
@@ -145,6 +149,64 @@ async def test_an_engine_that_was_started_anew_gets_every_tensor(rig: Rig) -> No
     rig.receiver.engine_restarted(None)
     assert await rig.publish_and_apply(2, tensors(2, changed=1)) == 256
     assert same(rig.engine.weights, tensors(2, changed=1))
+
+
+async def test_an_engine_that_others_started_anew_is_not_given_a_part(rig: Rig) -> None:
+    """The change alone on top of its start weights would be a mixture under the new label."""
+    await rig.publish_and_apply(1, tensors(1, changed=1))
+    rig.engine.label, rig.engine.weights = "start", {}
+    manifest = await publish(rig.service, rig.client, 2, tensors(2, changed=1))
+    with pytest.raises(
+        UpdateRefusedError, match=r"serves 'start', expected 'policy@1\.1'.*gets all of policy@1\.2 next"
+    ):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.engine.calls[-2:] == ["pause", "continue"] and rig.engine.weights == {}
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert same(rig.engine.weights, tensors(2, changed=1))
+
+
+async def test_an_engine_that_does_not_answer_is_not_quarantined(rig: Rig) -> None:
+    await rig.publish_and_apply(1, tensors(1))
+    rig.engine.fails_at = {"gone", "pause", "continue"}
+    manifest = await publish(rig.service, rig.client, 2, tensors(2))
+    with pytest.raises(UpdateRefusedError, match="nobody answers"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.receiver.quarantined is None
+    rig.engine.fails_at = set()
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert same(rig.engine.weights, tensors(2))
+
+
+async def test_an_engine_of_unknown_weights_that_cannot_pause_is_not_told_to_go_on(rig: Rig) -> None:
+    """It may be paused in the middle of the update of an actor that was killed."""
+    rig.receiver.engine_restarted(None)
+    rig.engine.fails_at = {"pause"}
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+    with pytest.raises(UpdateRefusedError, match="could not be paused"):
+        await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.engine.calls == ["pause"]
+
+
+async def test_a_version_that_goes_while_it_is_verified_is_applied_from_the_open_file(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = await publish(rig.service, rig.client, 1, tensors(1))
+
+    def verify_then_lose(*arguments: object) -> None:
+        verify(*arguments)  # type: ignore[arg-type]
+        rig.area.give_up(manifest.label)
+
+    monkeypatch.setattr("physarum.weightsync.staging.verify", verify_then_lose)
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert same(rig.engine.weights, tensors(1)) and rig.area.labels() == []
+
+
+async def test_what_a_killed_receiver_was_fetching_is_cleared_away(rig: Rig) -> None:
+    rig.area.begin("fetch-policy@1.1").close()
+    alive = rig.area.begin("fetch-policy@1.7")
+    await rig.publish_and_apply(2, tensors(2))
+    assert sorted(file.name for file in (rig.area.folder / "filling").glob("fetch-*")) == ["fetch-policy@1.7"]
+    alive.discard()
 
 
 async def test_reused_bytes_that_were_altered_in_memory_are_fetched_again(rig: Rig) -> None:

@@ -137,7 +137,11 @@ def test_the_memory_of_a_run_that_was_deleted_is_given_back(tmp_path: Path) -> N
     gone, here = (SharedArea.of_run(tmp_path / name, 1, 5) for name in ("gone", "here"))
     (tmp_path / "gone").rmdir()
     SharedArea.of_run(tmp_path / "here", 1, 5)
-    assert here.folder.exists() and not gone.folder.exists()
+    assert gone.folder.exists(), "somebody is at work there, who may see another disk"
+    folder = gone.folder
+    del gone
+    SharedArea.of_run(tmp_path / "here", 1, 5)
+    assert here.folder.exists() and not folder.exists()
     SharedArea.remove_of_run(tmp_path / "here")
 
 
