@@ -14,8 +14,9 @@ _ON_THE_WAY: Final = 2
 
 
 def weights_area(folder: RunFolder, config: RootConfig, only_look: bool = False) -> SharedArea:
-    """The start model must be there: its size says whether memory can hold what is kept. With `only_look` nothing is made where
-    nothing is. Blocking. Raises ManifestError.
+    """The start model's size says whether memory can hold what is kept; a host without one holds no version either. With
+    `only_look` nothing is made where nothing is. Blocking. Raises ManifestError for a model that cannot be read.
     """
-    model_bytes = sum(form.size_bytes for form in forms_in(folder.start_model.resolve()).values())
+    model = folder.start_model
+    model_bytes = sum(form.size_bytes for form in forms_in(model.resolve()).values()) if model.exists() else 0
     return SharedArea.of_run(folder.path, model_bytes, config.checkpoint.keep_last + _ON_THE_WAY, only_look)

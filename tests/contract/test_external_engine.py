@@ -96,8 +96,7 @@ async def test_it_is_attached_updated_and_left_running(
 
             # Its owner starts it anew, with the weights that it had before.
             await control.set_version_label("start")
-            await until(lambda: made.state != "ready")
-            await until(lambda: made.state == "ready")
+            await until(lambda: made.numbers["updates"] == 2 and made.state == "ready")
             assert await control.live_label() == first
             second = await publish(made, engine, service, session, seed=0)
             await until(lambda: made.facts.get("version") == second)
