@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import nats
@@ -28,6 +28,7 @@ from physarum.bus.names import check_run
 _log = logging.getLogger(__name__)
 
 # Outbound bytes kept while the server is away; above it publishes raise and the publisher retries them.
+_CLOSE_S: Final = 5.0
 _PENDING_BYTES: Final = 64 << 20
 _NOT_STORED: Final = 10037
 _WRONG_SEQUENCE: Final = (10071, 10164)
@@ -75,15 +76,18 @@ class Bus:
         bus = cls(client, check_run(run), endpoint)
         options = bus._options(f"{run}/{name}", deadline_s)
         try:
-            async with asyncio.timeout(deadline_s):
-                await client.connect(**options)
-                await client.subscribe(bus._echo, cb=bus._on_echo)
+            await _within(deadline_s, bus._begin(options))
         except (TimeoutError, OSError, nats.errors.Error) as error:
-            await client.close()
+            with contextlib.suppress(OSError, nats.errors.Error):  # TimeoutError is an OSError
+                await _within(_CLOSE_S, client.close())
             cause = client.last_error or error
             raise BusUnreachableError(_unreachable(endpoint, cause, bus.last_permission_error, deadline_s)) from error
         bus._connected = True
         return bus
+
+    async def _begin(self, options: dict[str, Any]) -> None:
+        await self.client.connect(**options)
+        await self.client.subscribe(self._echo, cb=self._on_echo)
 
     def _options(self, name: str, deadline_s: float) -> dict[str, Any]:
         return {
@@ -259,6 +263,20 @@ def refused(what: str, error: dict[str, Any]) -> BusRefusedError | WrongSequence
     if code in _WRONG_SEQUENCE:
         return WrongSequenceError(f"{what}: {text} (code {code})")
     return BusRefusedError(f"{what}: {text} (code {code})")
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """Raises TimeoutError after `seconds`, whatever `work` does: the client swallows a cancellation that meets it while its
+    server refuses the credentials, and a timeout that waits for it would never end."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if task.done():
+            return task.result()
+        raise TimeoutError
+    finally:
+        task.cancel()
 
 
 def _unreachable(endpoint: Endpoint, error: Exception, permission: str | None, deadline_s: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trustme
+from bus_fixture import DEADLINE_S
 
 from physarum.bus import layout, names
 from physarum.bus.connection import Bus
@@ -177,6 +179,15 @@ async def test_wrong_password_is_named_as_the_cause(settings: Callable[..., BusC
         await connect(config, deadline_s=2.0)
     assert str(config.url) in str(caught.value)
     assert "wrong" not in str(caught.value), "a password is never repeated"
+
+
+async def test_connections_that_are_refused_end_at_their_deadline(settings: Callable[..., BusConfig]) -> None:
+    """One in hundreds used to hang for ever: the client swallows a cancellation that meets it in the wrong moment."""
+    for _ in range(3):
+        async with asyncio.timeout(DEADLINE_S):
+            attempts = (connect(settings(password="wrong"), deadline_s=1.0) for _ in range(30))
+            found = await asyncio.gather(*attempts, return_exceptions=True)
+        assert {type(one) for one in found} == {BusUnreachableError}
 
 
 async def test_unknown_authority_is_named_as_the_cause(settings: Callable[..., BusConfig], tmp_path: Path) -> None:
