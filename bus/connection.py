@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 # Outbound bytes kept while the server is away; above it publishes raise and the publisher retries them.
 _CLOSE_S: Final = 5.0
+_INSISTENCE: Final = 20
+_AGAIN_S: Final = 0.05
 _PENDING_BYTES: Final = 64 << 20
 _NOT_STORED: Final = 10037
 _WRONG_SEQUENCE: Final = (10071, 10164)
@@ -267,16 +269,20 @@ def refused(what: str, error: dict[str, Any]) -> BusRefusedError | WrongSequence
 
 async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
     """Raises TimeoutError after `seconds`, whatever `work` does: the client swallows a cancellation that meets it while its
-    server refuses the credentials, and a timeout that waits for it would never end."""
+    server refuses the credentials, and goes on waiting for nobody. It is cancelled again until it has ended."""
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait({task}, timeout=seconds)
         if task.done():
             return task.result()
         raise TimeoutError
     finally:
-        task.cancel()
+        for _ in range(_INSISTENCE):
+            if task.done():
+                break
+            task.cancel()
+            await asyncio.wait({task}, timeout=_AGAIN_S)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
 def _unreachable(endpoint: Endpoint, error: Exception, permission: str | None, deadline_s: float) -> str:
