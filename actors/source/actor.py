@@ -170,6 +170,8 @@ class SourceActor(Actor):
             oldest = self._followers.disposals.oldest_out
             sizes = await asyncio.to_thread(self._choice.sizes, self._keeper.current, oldest)
             if self._followers.refills or self._has_room(sizes):
+                if self._lessons is not None and self._lessons.behind:
+                    continue  # what made the room came while this looked: it is learnt from before it is used
                 return True
             self._report()
             await changed.wait()

@@ -41,6 +41,11 @@ class Lessons:
         if isinstance(item.record, PlanRecord):
             self._plans.append((item.sequence, item.record))
 
+    @property
+    def behind(self) -> bool:
+        """Whether a plan was recorded that is not observed yet."""
+        return bool(self._plans)
+
     def advanced(self, position: SourcePosition, oldest: int) -> SourcePosition | None:
         """The position with what was recorded since folded in; None where nothing was. Store it before issuing more.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).parents[2]
 STEPS = 24

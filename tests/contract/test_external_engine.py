@@ -75,7 +75,9 @@ async def publish(
     return str(version)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["same-host", "shared-folder"])
+@pytest.mark.parametrize(
+    "shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["same-host", "shared-folder"]
+)
 async def test_it_is_attached_updated_and_left_running(
     tmp_path: Path, bus: Bus, publisher: Publisher, engine: LiveEngine, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
