@@ -46,7 +46,6 @@ class Load:
 
 LOADS: Final = {
     "smoke": [Load("held", 100 << 20, 1, 3), Load("http", 100 << 20, 2, 3)],
-    "quick": [Load("held", 1_500_000_000, 1), Load("http", 500_000_000, 1)],
     "full": [
         *(Load("held", 500_000_000, engines) for engines in (1, 2, 4, 8)),
         *(Load("http", 500_000_000, engines) for engines in (1, 2, 4, 8)),
