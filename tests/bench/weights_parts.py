@@ -23,7 +23,7 @@ from physarum.weightsync.catalogue import Catalogue
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import FILE_NAME
-from physarum.weightsync.receiver import Receiver
+from physarum.weightsync.receiver import Receiver, SwapRecord
 from physarum.weightsync.server import checkpoint_app
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
@@ -51,6 +51,17 @@ class Applied(msgspec.Struct, frozen=True):
     bytes_fetched: int
     bytes_applied: int
     checksum_failures: int
+
+    @classmethod
+    def by(cls, receiver: Receiver, swap: SwapRecord) -> Applied:
+        return cls(
+            serving_at=swap.swapped_at,
+            fetch_s=swap.fetch_s,
+            pause_s=swap.pause_s,
+            bytes_fetched=swap.bytes_fetched,
+            bytes_applied=swap.bytes_applied,
+            checksum_failures=receiver.checksum_failures,
+        )
 
 
 class MemoryTarget:
@@ -113,16 +124,7 @@ async def follow(spec: PartSpec) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             manifest = await client.get_manifest(line.strip())
             swap = await receiver.apply(manifest, [spec.url], None)
-            _say(
-                Applied(
-                    serving_at=swap.swapped_at,
-                    fetch_s=swap.fetch_s,
-                    pause_s=swap.pause_s,
-                    bytes_fetched=swap.bytes_fetched,
-                    bytes_applied=swap.bytes_applied,
-                    checksum_failures=receiver.checksum_failures,
-                )
-            )
+            _say(Applied.by(receiver, swap))
 
 
 def _say(value: Any) -> None:

@@ -48,14 +48,7 @@ class RealLine(Line):
         label, ended_at = await self.publish()
         manifest = await CheckpointClient(self.url, None, self.session).get_manifest(label)
         swap = await receiver.apply(manifest, [self.url], None)
-        return swap.swapped_at - ended_at, Applied(
-            serving_at=swap.swapped_at,
-            fetch_s=swap.fetch_s,
-            pause_s=swap.pause_s,
-            bytes_fetched=swap.bytes_fetched,
-            bytes_applied=swap.bytes_applied,
-            checksum_failures=receiver.checksum_failures,
-        )
+        return swap.swapped_at - ended_at, Applied.by(receiver, swap)
 
 
 @dataclass
