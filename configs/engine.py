@@ -42,6 +42,9 @@ class EngineConfig(Section):
     pause: Literal["retract", "in_place"] = "retract"
     """Weight updates: `retract` recomputes held tokens once, `in_place` goes on over the old KV."""
     update_timeout_s: Seconds = 60.0
+    transport: Literal["auto", "nccl", "ipc", "disk"] = "auto"
+    """How verified weights get into an engine: `ipc` through memory on its own device, `nccl` the same, but broadcast there by
+    the trainer, `disk` as a folder that it reads; `auto` takes ipc for engines that are started here on CUDA."""
     weights_folder: Path | None = None
     """Where the engines read versions from; for engines at a `url` on another host, a folder that both see under this path."""
     update_share: Annotated[float, Field(gt=0, le=1)] = 0.5

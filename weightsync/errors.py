@@ -56,3 +56,7 @@ class UpdateRefusedError(WeightSyncError):
 
 class EngineQuarantineError(WeightSyncError):
     """The engine's weights or state are not known: it must not serve until it was started anew."""
+
+
+class DeviceError(WeightSyncError):
+    """The process that holds weights on a device failed, died or did not answer in time; a new one is started next time."""

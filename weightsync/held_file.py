@@ -85,6 +85,17 @@ class HeldFile:
             raise ManifestError(f"the file holds no tensor {name}")
         return self.slice(self._offsets[name], form.size_bytes)
 
+    def offset(self, name: str) -> int:
+        """Where the bytes of a tensor stand in the file."""
+        return self._offsets[name]
+
+    @property
+    def descriptor(self) -> int:
+        """Of the open file; it stays this file's own."""
+        if self._locked is None:
+            raise ValueError("the file is closed")
+        return self._locked
+
     def slice(self, offset: int, size: int) -> memoryview:
         """Bytes of the file (places)."""
         return memoryview(self._memory)[offset : offset + size]

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from pathlib import Path
 from typing import Final, Literal
 
 import aiohttp
@@ -35,8 +34,10 @@ from physarum.weightsync.layout import Form, check_fits
 from physarum.weightsync.manifest import Manifest, TensorEntry
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.service_client import CheckpointClient
-from physarum.weightsync.staging import Staging, changed_tensors
+from physarum.weightsync.staging import Staging, changed_tensors, verify_tensors
 from physarum.weightsync.target import PauseMode, WeightTarget
+from physarum.weightsync.transports.disk import DiskTransport
+from physarum.weightsync.transports.transport import Transport
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +49,11 @@ State = Literal["staged", "verified"]
 
 class SwapRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One completed update. `pause_s`: the engine stood still; `fetch_s`: fetching, verifying and staging, while it
-    generated; `swapped_at`: Unix seconds at which it went on with the new weights; `bytes_applied`: of the changed tensors."""
+    generated; `swapped_at`: Unix seconds at which it went on with the new weights; `bytes_applied`: of the changed tensors;
+    `transport`: what brought them into the engine."""
 
     version: Version
+    transport: str
     pause_s: float
     fetch_s: float
     bytes_fetched: int
@@ -64,7 +67,8 @@ class Receiver:
 
     `expected` are the tensors of its model (layout.forms_in): a version that holds others is refused before the pause;
     so is one whose `model_digest` differs. `staging` is this receiver's own; `keep_last` versions stay in its area where no
-    checkpoint service keeps them. `turn`: a version that is verified waits in it before the engine is paused.
+    checkpoint service keeps them. `turn`: a version that is verified waits in it before the engine is paused. `transport`
+    brings it into the engine; without one the engine reads a folder.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Receiver:
         concurrency: int = DEFAULT_CONCURRENCY,
         chunk_timeout_s: float = 30.0,
         keep_last: int = 2,
+        transport: Transport | None = None,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         on_state: Callable[[str, State], None] = lambda label, state: None,
     ) -> None:
@@ -95,6 +100,7 @@ class Receiver:
         self._concurrency = concurrency
         self._chunk_timeout_s = chunk_timeout_s
         self._keep_last = keep_last
+        self._transport: Transport = transport or DiskTransport(target, staging)
         self._turn = turn
         self._on_state = on_state
         self._manifest: Manifest | None = None
@@ -106,31 +112,35 @@ class Receiver:
     async def apply(self, manifest: Manifest, source_urls: Sequence[str], token: str | None) -> SwapRecord:
         """Brings the engine to `manifest`; sources are tried in the order given, for each chunk.
 
-        Raises StaleVersionError, ManifestError, UpdateRefusedError, ChunkMissingError, ChunkAlteredError,
-        ServiceUnreachableError, ServiceRefusedError: the engine serves what it served. EngineQuarantineError: it serves
-        nothing and must be started anew.
+        Raises StaleVersionError, ManifestError, UpdateRefusedError, ChunkMissingError, ChunkAlteredError, NoRoomError,
+        DeviceError, ServiceUnreachableError, ServiceRefusedError: the engine serves what it served. EngineQuarantineError:
+        it serves nothing and must be started anew.
         """
         async with self._one_at_a_time:
             self._admit(manifest)
             started = time.perf_counter()
-            file, fetched = await self._bring(manifest, source_urls, token)
-            self._on_state(manifest.label, "staged")
-            with file:
-                changed = changed_tensors(manifest, self._manifest)
-                folder = await in_thread(self._verified, file, manifest, changed)
-                fetch_s = time.perf_counter() - started
-                self._on_state(manifest.label, "verified")
-                try:
+            changed = changed_tensors(manifest, self._manifest)
+            try:
+                file, fetched = await self._at_hand(manifest, source_urls, token)
+                self._on_state(manifest.label, "staged")
+                with file or nullcontext():
+                    if file is not None:
+                        await in_thread(self._verify, file, manifest, changed)
+                    await self._transport.prepare(file, manifest, changed)
+                    fetch_s = time.perf_counter() - started
+                    self._on_state(manifest.label, "verified")
                     async with self._turn():
-                        pause_s = await self._swap(folder, manifest.label)
-                finally:
-                    await in_thread(self._staging.clear)
+                        pause_s = await self._swap(manifest.label)
+            finally:
+                await self._transport.clear()
             swapped_at = time.time()
             self.live, self._manifest = manifest.version, manifest
-            self._base = manifest
+            if file is not None:
+                self._base = manifest
         _log.info("%s is live: paused %.1f ms, staged in %.1f ms", manifest.label, 1e3 * pause_s, 1e3 * fetch_s)
         return SwapRecord(
             version=manifest.version,
+            transport=self._transport.name,
             pause_s=pause_s,
             fetch_s=fetch_s,
             bytes_fetched=fetched,
@@ -152,7 +162,7 @@ class Receiver:
     async def close(self) -> None:
         """Removes what is staged. The engine needs none of it."""
         async with self._one_at_a_time:
-            await asyncio.to_thread(self._staging.clear)
+            await self._transport.close()
 
     def engine_restarted(self, live: Version | None) -> None:
         """The engine was started anew with `live`, so all of the next version is applied."""
@@ -172,6 +182,12 @@ class Receiver:
             )
         if self._expected is not None:
             check_fits(manifest, self._expected)
+
+    async def _at_hand(self, manifest: Manifest, urls: Sequence[str], token: str | None) -> tuple[HeldFile | None, int]:
+        """The version as a file of this host and how many bytes were fetched for it; no file where the transport has it."""
+        if await self._transport.arrived(manifest):
+            return None, 0
+        return await self._bring(manifest, urls, token)
 
     async def _bring(self, manifest: Manifest, urls: Sequence[str], token: str | None) -> tuple[HeldFile, int]:
         """The version in this host's memory, and how many bytes were fetched for it."""
@@ -202,16 +218,16 @@ class Receiver:
             self._staging.area.give_up(label)
             return None
 
-    def _verified(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> Path:
+    def _verify(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
         """What is altered in this host's memory is given up, so that the next attempt fetches it."""
         try:
-            return self._staging.prepare(file, manifest, changed)
+            verify_tensors(file, manifest, changed)
         except ChunkAlteredError:
             self.checksum_failures += 1
             self._staging.area.give_up(manifest.label)
             raise
 
-    async def _swap(self, folder: Path, label: str) -> float:
+    async def _swap(self, label: str) -> float:
         """Seconds the engine stood still."""
         try:
             await self._target.check_pause_mode(self._mode)
@@ -223,7 +239,7 @@ class Receiver:
         try:
             if self._manifest is not None:
                 await self._check_base(self._manifest.label, label)
-            await self._target.update_from_disk(folder, label, self._mode)
+            await self._transport.load(label, self._mode)
             found = await self._target.live_label()
             if found != label:
                 raise ManifestError(f"the engine says it serves {found!r}, expected {label!r}")

@@ -1,6 +1,6 @@
 """The folder from which one engine loads: a whole version by a second name, or only the tensors that changed.
 
-Invariant: every byte that an engine finds there was verified, and nobody overwrites it while the folder exists. Blocking.
+Invariant: what is put there was verified before (`verify_tensors`), and nobody overwrites it while the folder exists. Blocking.
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ def changed_tensors(manifest: Manifest, live: Manifest | None) -> list[TensorEnt
     return changed or [min(manifest.tensors, key=lambda tensor: tensor.size_bytes)]
 
 
+def verify_tensors(file: HeldFile, manifest: Manifest, tensors: Sequence[TensorEntry]) -> None:
+    """Hashes them in this host's memory. Raises ChunkAlteredError, naming what is not as the manifest says. Blocking."""
+    try:
+        chunks = [(tensor.name, digest, data) for tensor in tensors for digest, data in file.chunks(tensor)]
+    except ManifestError as error:
+        raise ChunkAlteredError(f"{manifest.label}: its file on this host is damaged: {error}") from error
+    spread(lambda one: verify(one[2], one[1], f"{manifest.label}, tensor {one[0]}"), chunks)
+
+
 class Staging:
     """The folders of one engine: in the area's folder `engines/NAME`, or in a `shared` one that an engine on another host
     sees under the same path."""
@@ -44,12 +53,7 @@ class Staging:
         self.area.clear_filling(f"{self.folder.name}-")
 
     def prepare(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> Path:
-        """A folder with `changed`, verified. `file` must stay open while it is used. Raises ChunkAlteredError, NoRoomError."""
-        try:
-            chunks = [(tensor.name, digest, data) for tensor in changed for digest, data in file.chunks(tensor)]
-        except ManifestError as error:
-            raise ChunkAlteredError(f"{manifest.label}: its file on this host is damaged: {error}") from error
-        spread(lambda one: verify(one[2], one[1], f"{manifest.label}, tensor {one[0]}"), chunks)
+        """A folder with `changed`, which were verified. `file` must stay open while it is used. Raises NoRoomError."""
         folder = self.folder / manifest.label
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -19,6 +20,9 @@ class WeightTarget(Protocol):
 
     async def update_from_disk(self, folder: Path, label: str, mode: PauseMode) -> None:
         """Loads the safetensors in `folder` and labels them; `mode` is the one it was paused in."""
+
+    async def update_from_tensors(self, payloads: Sequence[str], label: str, mode: PauseMode) -> None:
+        """Loads the tensors behind one serialised bucket for each tensor-parallel rank, as `update_from_disk`."""
 
     async def live_label(self) -> str:
         """The label of the weights that the next token will be made with."""

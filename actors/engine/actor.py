@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import ClassVar
 
 import aiohttp
 
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.errors import (
     EngineArgumentError,
     EngineDiedError,
@@ -92,7 +91,7 @@ class EngineActor(Actor):
         if self._settings.url is not None:
             return ExternalEngine(str(self._settings.url[self.context.identity.index]))
         spec = EngineSpec(
-            python=_engine_python(self._settings),
+            python=engine_python(self._settings),
             model=self._settings.model or self.context.folder.start_model.resolve(),
             label="start",
             log_file=self.context.folder.logs / f"{self.context.identity.instance}.sglang.log",
@@ -138,14 +137,6 @@ class EngineActor(Actor):
                 "kv_usage": round(load.token_usage, 3),
                 "tokens_per_s": round(load.generated_tokens_per_s, 1),
             }
-
-
-def _engine_python(settings: EngineConfig) -> Path:
-    """The configured interpreter, else .venv-engine beside this environment, else this one."""
-    if settings.python is not None:
-        return settings.python
-    beside = Path(sys.prefix).parent / ".venv-engine" / "bin" / "python"
-    return beside if beside.exists() else Path(sys.executable)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

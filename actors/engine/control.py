@@ -21,6 +21,7 @@ cache is off. `in_place` never flushes and needs either extra_key or no radix ca
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +51,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     extra_key: bool
     flush_while_queued: bool
     radix_cache: bool
+    update_sessions: bool
+    """Whether weights that come as tensors need a session round them."""
+    ranks: int
+    """Tensor-parallel ranks, each of which gets its own payload."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +132,8 @@ class EngineControl:
                 extra_key=_describes_extra_key(described),
                 flush_while_queued=_release(version) >= _FLUSHES_WHILE_QUEUED,
                 radix_cache=not info.get("disable_radix_cache", False),
+                update_sessions="/begin_weight_update" in _paths(described),
+                ranks=int(info.get("tp_size", 1)),
             )
         return self._capabilities
 
@@ -170,9 +177,33 @@ class EngineControl:
             "flush_cache": mode == "retract" and can.flush_while_queued,
             "torch_empty_cache": False,
         }
-        answer = await self._call("POST", "/update_weights_from_disk", body, self._update_timeout_s)
-        if not _mapping(answer, "/update_weights_from_disk").get("success"):
-            raise EngineAnswerError(f"{self.base_url} did not update its weights: {str(answer)[:_BODY_IN_MESSAGE]}")
+        await self._succeed("/update_weights_from_disk", body)
+
+    async def update_from_tensors(self, payloads: Sequence[str], label: str, mode: PauseMode) -> None:
+        """Loads the flattened bucket behind one payload for each tensor-parallel rank, and labels it. Call `pause` first.
+
+        A release that knows sessions gets one round it. A payload that does not fit would end the server: what it holds was
+        compared with the model's tensors before.
+        """
+        can = await self.capabilities()
+        body = {
+            "serialized_named_tensors": list(payloads),
+            "load_format": "flattened_bucket",
+            "weight_version": label,
+            "abort_all_requests": False,
+            "flush_cache": mode == "retract" and can.flush_while_queued,
+            "torch_empty_cache": False,
+        }
+        if can.update_sessions:
+            await self._succeed("/begin_weight_update", {"selector": "all"})
+        await self._succeed("/update_weights_from_tensor", body)
+        if can.update_sessions:
+            await self._succeed("/end_weight_update", {})
+
+    async def _succeed(self, path: str, body: dict[str, Any]) -> None:
+        answer = _mapping(await self._call("POST", path, body, self._update_timeout_s), path)
+        if not answer.get("success"):
+            raise EngineAnswerError(f"{self.base_url}{path} did not succeed: {str(answer)[:_BODY_IN_MESSAGE]}")
 
     async def set_version_label(self, label: str) -> None:
         """Renames the weights that are live. SGLang's default would abort all requests; this never does."""
@@ -221,6 +252,11 @@ def _release(version: str) -> tuple[int, ...]:
     """`0.5.15.post1` to (0, 5, 15); () when it is no number."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _paths(described: Any) -> Mapping[str, Any]:
+    paths = described.get("paths") if isinstance(described, dict) else None
+    return paths if isinstance(paths, dict) else {}
 
 
 def _describes_extra_key(described: Any) -> bool:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
+
+from physarum.configs.engine import EngineConfig
 
 Device = Literal["cpu", "cuda"]
 
@@ -49,3 +52,11 @@ def engine_environment(
         behind = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{CPU_SHIM}{os.pathsep}{behind}" if behind else str(CPU_SHIM)
     return environment
+
+
+def engine_python(settings: EngineConfig) -> Path:
+    """The configured interpreter, else .venv-engine beside this environment, else this one."""
+    if settings.python is not None:
+        return settings.python
+    beside = Path(sys.prefix).parent / ".venv-engine" / "bin" / "python"
+    return beside if beside.exists() else Path(sys.executable)

@@ -18,6 +18,8 @@ import aiohttp
 
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.delivery import transport_for
+from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.errors import EngineError
 from physarum.actors.engine.standing import Standing
 from physarum.actors.errors import ActorError, UnrecoverableError
@@ -28,9 +30,11 @@ from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.configs.engine import EngineConfig
 from physarum.configs.secrets import read_secret
+from physarum.weightsync.broadcast import MEMBER_FACT, ROUND, Round
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
+    DeviceError,
     EngineQuarantineError,
     ManifestError,
     NoRoomError,
@@ -43,6 +47,7 @@ from physarum.weightsync.layout import forms_in
 from physarum.weightsync.receiver import Receiver, SwapRecord
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
+from physarum.weightsync.transports.nccl import NcclTransport
 from physarum.weightsync.turns import Turn, Turns
 
 if TYPE_CHECKING:
@@ -55,6 +60,7 @@ _TRANSIENT: Final = (
     NoRoomError,
     ChunkAlteredError,
     ChunkMissingError,
+    DeviceError,
     ServiceRefusedError,
     ServiceUnreachableError,
     UpdateRefusedError,
@@ -80,19 +86,22 @@ class Following:
         self._control = control
         self._standing = Standing(actor.context)
         self._receiver: Receiver | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._look_again: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         """For ever."""
-        self._receiver = receiver = await asyncio.to_thread(self._made)
+        self._receiver = receiver = await self._made()
         self._actor.become("waiting for weights")
         standing = asyncio.create_task(self._standing.run(), name="report versions")
         try:
             async with Roster(self._actor.bus, "checkpoint").open() as services:
                 await self._follow(receiver, services)
         finally:
-            standing.cancel()
-            await asyncio.gather(standing, return_exceptions=True)
+            beside = [standing, *([self._listening] if self._listening else [])]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             await receiver.close()
 
     async def settled(self, limit_s: float) -> None:
@@ -147,19 +156,43 @@ class Following:
                     continue
                 await changed.wait()
 
-    def _made(self) -> Receiver:
-        context, mode = self._actor.context, self._settings.pause
-        area = weights_area(context.folder, context.config)
+    async def _made(self) -> Receiver:
+        context, settings, name = self._actor.context, self._settings, self._actor.context.identity.instance
+        area = await asyncio.to_thread(weights_area, context.folder, context.config)
+        staging = await asyncio.to_thread(Staging, area, name, settings.weights_folder)
+        agent_log = context.folder.logs / f"{name}.weights.log"
+        transport = await transport_for(settings, self._control, staging, engine_python(settings), agent_log, name)
+        if isinstance(transport, NcclTransport):
+            self._listening = asyncio.create_task(self._listen(transport), name="listen for broadcasts")
         return Receiver(
             self._control,
-            Staging(area, context.identity.instance, self._settings.weights_folder),
+            staging,
             self._session,
             live=None,
-            expected=forms_in(context.folder.start_model.resolve()),
-            mode=mode,
+            expected=await asyncio.to_thread(forms_in, context.folder.start_model.resolve()),
+            mode=settings.pause,
+            transport=transport,
             turn=self._turns().take,
             on_state=self._standing.set,
         )
+
+    async def _listen(self, transport: NcclTransport) -> None:
+        """Takes part in each broadcast that names this engine, for ever."""
+        rounds: Register[Round] = Register(self._actor.bus, self._actor.publisher, "weights", Round)
+        model, last = self._actor.config.model.name, 0
+        async with rounds.watch(ROUND, model) as changed:
+            self._actor.facts = {**self._actor.facts, MEMBER_FACT: transport.name}
+            while True:
+                changed.clear()
+                try:
+                    entry = await rounds.get(ROUND, model)
+                except BusError as error:
+                    _log.warning("a broadcast may be missed, its version is fetched: %s", error)
+                else:
+                    if entry.value is not None and entry.revision != last:
+                        last = entry.revision
+                        transport.join(entry.value)
+                await changed.wait()
 
     def _turns(self) -> Turns:
         return Turns(
@@ -215,6 +248,7 @@ class Following:
             "swap",
             {
                 "version": str(swap.version),
+                "transport": swap.transport,
                 "pause_s": swap.pause_s,
                 "fetch_s": swap.fetch_s,
                 "bytes": swap.bytes_fetched,

@@ -102,7 +102,8 @@ class RecorderActor(Actor):
 
     async def _publish(self, publication: Publication, version: Version, model: Path) -> None:
         if self.config.engines:
-            publication.offer(Offer(version, await asyncio.to_thread(self._snapshot, model, str(version)), {}))
+            snapshot = await asyncio.to_thread(self._snapshot, model, str(version))
+            publication.offer(Offer(version, lambda: snapshot, {}))
             await publication.drained(_PUBLISH_TIMEOUT_S)
         ready = states.TrainerReady(epoch=version.epoch, number=0, at=time.time())
         await self.context.run_register(states.TrainerReady).put(ready, states.TRAINER_READY)

@@ -24,10 +24,12 @@ from physarum.actors.errors import UnrecoverableError
 from physarum.actors.leadership import leading
 from physarum.actors.runtime import Actor
 from physarum.actors.trainer import errors as torch_errors
+from physarum.actors.trainer.broadcasting import Broadcasting
 from physarum.actors.trainer.checkpoints import CheckpointMeta, Checkpoints
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.filtering import Filters
 from physarum.actors.trainer.intake import Intake
+from physarum.actors.trainer.offers import broadcasts
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.publication import Publication
 from physarum.actors.trainer.readiness import Readiness
@@ -105,7 +107,10 @@ class TrainerActor(Actor):
             )
         )
         recovery = recover(await ledger.read(self.bus))
-        publication = Publication(self.context, xxhash.xxh3_128_hexdigest((model / "config.json").read_bytes()))
+        limit_s = self.config.checkpoint.broadcast_timeout_s
+        broadcasting = Broadcasting(self.context, limit_s) if broadcasts(self.config) else None
+        model_digest = xxhash.xxh3_128_hexdigest((model / "config.json").read_bytes())
+        publication = Publication(self.context, model_digest, broadcasting)
         stepper = Stepper(self, world, book, cursor, publication, recovery, held, meta)
         await self._loop(stepper, recovery, cursor)
 

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
+
+import torch
 
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.world import World
 from physarum.actors.weights_area import weights_area
 from physarum.bus.version import Version
+from physarum.configs.root import RootConfig
 from physarum.weightsync.area import SharedArea
+from physarum.weightsync.device.snapshot import DeviceSnapshot, FlatBuffer
 from physarum.weightsync.errors import NoRoomError
 from physarum.weightsync.snapshot import Snapshot
 
@@ -27,6 +32,11 @@ _FILLING: Final = "trainer-"
 _PUBLISH_TIMEOUT_S: Final = 120.0
 
 
+def broadcasts(config: RootConfig) -> bool:
+    """Whether engines may take part in broadcasts."""
+    return any(group.transport == "nccl" for group in config.engines.values())
+
+
 class Offers:
     """The versions of one trainer, if the run has engines."""
 
@@ -36,6 +46,7 @@ class Offers:
         self._world = world
         self._publication = publication
         self._area: SharedArea | None = None
+        self._flat: FlatBuffer | None = None
 
     @property
     def wanted(self) -> bool:
@@ -49,6 +60,9 @@ class Offers:
     async def begin(self) -> None:
         """Clears away what a trainer that died was writing: only the holder of the trainer's lease may call this."""
         if self.wanted:
+            chunk_bytes = self._config.checkpoint.chunk_bytes
+            if self._world.device.type == "cuda" or broadcasts(self._config):
+                self._flat = FlatBuffer(chunk_bytes)
             self._area = await asyncio.to_thread(weights_area, self._actor.context.folder, self._config)
             await asyncio.to_thread(self._area.clear_filling, _FILLING)
 
@@ -67,21 +81,36 @@ class Offers:
         await self._offer(version, final)
         if final:
             await self._publication.drained(_PUBLISH_TIMEOUT_S)
+            self._publication.check_published(version)
 
     async def _offer(self, version: Version, final: bool) -> None:
         """Without room for a version training goes on, in sight of the user; the next one may find it."""
         limit_s = self._config.trainer.step_timeout_s
         try:
-            snapshot = await self._actor.torch.run(lambda: self._snapshot(version), limit_s, "the snapshot")
+            on_host = await self._actor.torch.run(lambda: self._snapshot(version), limit_s, "the snapshot")
         except NoRoomError as error:
             if final:
                 raise
             _log.error("%s is not published: %s", version, error)
             self._publication.debt += 1
             return
-        self._publication.offer(Offer(version, snapshot, {}))
+        self._publication.offer(Offer(version, on_host, {}, self._flat))
 
-    def _snapshot(self, version: Version) -> Snapshot:
-        return Snapshot.take(
-            self._world.export(), self._config.checkpoint.chunk_bytes, self._area, f"{_FILLING}{version}"
-        )
+    def _snapshot(self, version: Version) -> Callable[[], Snapshot]:
+        """On the device where there is room: the way to the host is then not the trainer's. In the torch thread."""
+        name = f"{_FILLING}{version}"
+        taken = self._on_device()
+        if taken is not None:
+            return lambda: taken.on_host(self._area, name)
+        snapshot = Snapshot.take(self._world.export(), self._config.checkpoint.chunk_bytes, self._area, name)
+        return lambda: snapshot
+
+    def _on_device(self) -> DeviceSnapshot | None:
+        if self._flat is None:
+            return None
+        try:
+            return self._flat.take(lambda: self._world.export(on_device=True))
+        except torch.OutOfMemoryError as error:
+            _log.warning("no room on the device for a copy of the weights, training waits for the host's: %s", error)
+            self._flat = None
+            return None

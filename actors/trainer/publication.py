@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
-import msgspec
 
 from physarum.actors import states
 from physarum.actors.context import Context
@@ -20,30 +22,39 @@ from physarum.bus.presence import Roster
 from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.configs.secrets import read_secret
-from physarum.weightsync.errors import ServiceUnreachableError
+from physarum.weightsync.errors import NoRoomError, ServiceUnreachableError
 from physarum.weightsync.manifest import Manifest, manifest_digest
+from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.publisher import upload
 from physarum.weightsync.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from physarum.actors.trainer.broadcasting import Broadcasting
+    from physarum.weightsync.device.snapshot import FlatBuffer
 
 _log = logging.getLogger(__name__)
 
 _ATTEMPT_S: Final = 60.0
 
 
-class Offer(msgspec.Struct, frozen=True):
-    """A version to publish: its weights on the host, and the step's metrics for the manifest."""
+@dataclass(frozen=True)
+class Offer:
+    """A version to publish, and the step's metrics for the manifest. `on_host` blocks: it may still have to bring the weights
+    there, and raises NoRoomError. `buffer`: where they are on the device, to be broadcast; nobody changes it until then."""
 
     version: Version
-    snapshot: Snapshot
+    on_host: Callable[[], Snapshot]
     metrics: dict[str, float]
+    buffer: FlatBuffer | None = None
 
 
 class Publication:
     """Runs as a task of the trainer. `debt` counts versions that were made but not published."""
 
-    def __init__(self, context: Context, model_digest: str) -> None:
+    def __init__(self, context: Context, model_digest: str, broadcasting: Broadcasting | None = None) -> None:
         self._context = context
         self._model_digest = model_digest
+        self._broadcasting = broadcasting
         self._offer: Offer | None = None
         self._offered = asyncio.Event()
         self._idle = asyncio.Event()
@@ -75,26 +86,70 @@ class Publication:
                 f"the last version was not published within {timeout_s:g} s: {self._obstacle}; see `actorctl ps`"
             ) from error
 
+    def check_published(self, version: Version) -> None:
+        """Raises NoRoomError where the host had no room for it."""
+        if self.last != version:
+            raise NoRoomError(f"{version}, the last one, is not published: {self._obstacle}")
+
     async def run(self) -> None:
         """Publishes what is offered, for ever. Raises LeaseLostError when a newer epoch has published."""
         heads: Register[states.Head] = Register(self._context.bus, self._context.publisher, "weights", states.Head)
-        async with aiohttp.ClientSession() as session, Roster(self._context.bus, "checkpoint").open() as services:
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            services = await stack.enter_async_context(Roster(self._context.bus, "checkpoint").open())
+            broadcast = await self._broadcasts(stack)
             while True:
                 await self._offered.wait()
                 self._offered.clear()
                 offer, self._offer = self._offer, None
                 if offer is not None:
-                    try:
-                        await self._publish(offer, session, services, heads)
-                    finally:
-                        await asyncio.to_thread(offer.snapshot.close)
+                    sending = asyncio.create_task(broadcast(offer), name=f"broadcast {offer.version}")
+                    stack.callback(sending.cancel)
+                    await self._take_up(offer, session, services, heads)
+                    await sending
                 self._idle.set()
 
-    async def _publish(
+    async def _broadcasts(self, stack: AsyncExitStack) -> Callable[[Offer], Coroutine[None, None, None]]:
+        """What sends an offer to the engines that take part; nothing where none can."""
+        broadcasting = self._broadcasting
+        if broadcasting is None:
+            return _nobody
+        engines = await stack.enter_async_context(Roster(self._context.bus, "engine").open())
+        stack.push_async_callback(broadcasting.close)
+
+        async def broadcast(offer: Offer) -> None:
+            if offer.buffer is not None:
+                await broadcasting.send(offer.version, offer.buffer, engines)
+
+        return broadcast
+
+    async def _take_up(
         self, offer: Offer, session: aiohttp.ClientSession, services: Roster, heads: Register[states.Head]
     ) -> None:
+        """Without room on the host the version is passed over, in sight of the user; the next one may find it."""
         started = time.perf_counter()
-        manifest = await self._upload(offer, session, services)
+        try:
+            snapshot = await in_thread(offer.on_host)
+        except NoRoomError as error:
+            _log.error("%s is not published: %s", offer.version, error)
+            self._obstacle = str(error)
+            self.debt += 1
+            return
+        try:
+            await self._publish(offer, snapshot, started, session, services, heads)
+        finally:
+            await asyncio.to_thread(snapshot.close)
+
+    async def _publish(
+        self,
+        offer: Offer,
+        snapshot: Snapshot,
+        started: float,
+        session: aiohttp.ClientSession,
+        services: Roster,
+        heads: Register[states.Head],
+    ) -> None:
+        manifest = await self._upload(offer, snapshot, session, services)
         head = states.Head(
             label=str(offer.version),
             epoch=offer.version.epoch,
@@ -111,7 +166,9 @@ class Publication:
             "publish", {"version": str(offer.version), "seconds": seconds, "bytes": manifest.total_bytes}
         )
 
-    async def _upload(self, offer: Offer, session: aiohttp.ClientSession, services: Roster) -> Manifest:
+    async def _upload(
+        self, offer: Offer, snapshot: Snapshot, session: aiohttp.ClientSession, services: Roster
+    ) -> Manifest:
         token = read_secret(self._context.config.checkpoint.token_env)
         while True:
             urls = [beat.facts["url"] for beat in services.members if "url" in beat.facts]
@@ -119,7 +176,7 @@ class Publication:
                 _log.warning("%s waits for a checkpoint service to announce itself", offer.version)
                 await services.wait_change(_ATTEMPT_S)
                 continue
-            sending = asyncio.create_task(self._send(offer, session, urls[0], token))
+            sending = asyncio.create_task(self._send(offer, snapshot, session, urls[0], token))
             try:
                 manifest = await _unless_moved(sending, services, urls[0])
             except ServiceUnreachableError as error:
@@ -129,9 +186,11 @@ class Publication:
             if manifest is not None:
                 return manifest
 
-    async def _send(self, offer: Offer, session: aiohttp.ClientSession, url: str, token: str | None) -> Manifest:
+    async def _send(
+        self, offer: Offer, snapshot: Snapshot, session: aiohttp.ClientSession, url: str, token: str | None
+    ) -> Manifest:
         return await upload(
-            offer.snapshot,
+            snapshot,
             offer.version,
             url,
             token,
@@ -142,6 +201,10 @@ class Publication:
             parent=self._parent,
             metrics=offer.metrics,
         )
+
+
+async def _nobody(offer: Offer) -> None:
+    """No engine of the run takes part in broadcasts."""
 
 
 async def _unless_moved(sending: asyncio.Task[Manifest], services: Roster, url: str) -> Manifest | None:

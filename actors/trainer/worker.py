@@ -161,9 +161,9 @@ class Worker:
         chosen = self._settings.critic
         return replace(policy, lr=policy.lr if chosen.lr is None else chosen.lr)
 
-    def export_parameter(self, index: int) -> list[tuple[str, Tensor]]:
+    def export_parameter(self, index: int, on_device: bool = False) -> list[tuple[str, Tensor]]:
         """Rank 0: the Hugging Face tensors of one parameter; collective over the ranks that hold it and rank 0."""
-        return export_parameter(self.model, self.exported[index], self.parallel)
+        return export_parameter(self.model, self.exported[index], self.parallel, on_device)
 
     def save(self, folder: Path) -> None:
         """Write this rank's share of the training state."""

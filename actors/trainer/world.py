@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -131,10 +132,16 @@ class World:
             return []
         return self._call(lambda: Logprobs(encode_sequences(sequences)), lambda: self._worker.logprobs(sequences))
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
+    @property
+    def device(self) -> torch.device:
+        """Rank 0's."""
+        return self._worker.parallel.device
+
+    def export(self, on_device: bool = False) -> Iterator[tuple[str, Tensor]]:
         """All weights under their Hugging Face names: contiguous host tensors of the model's dtype, one at a time.
 
-        Each is its own lockstep command and its own copy, so a slow or abandoned reader holds nobody up.
+        Each is its own lockstep command and its own copy, so a slow or abandoned reader holds nobody up. With `on_device`
+        they are where the weights are, perhaps their very memory: read each before the next, and all before a step.
         Raises ExportInterrupted where the weights changed in between.
         """
         version = self._weights_changed
@@ -144,7 +151,7 @@ class World:
                     f"the weights changed after {index} parameters of an export were read; "
                     "expected none to change: read the export to its end before the next step or load"
                 )
-            yield from self._export_one(index)
+            yield from self._export_one(index, on_device)
 
     def save(self, folder: Path) -> None:
         """Training state (weights, optimizer, schedule, generators) into `folder`, files flushed to disk.
@@ -175,11 +182,11 @@ class World:
                 grace_s = 0.0
         self._shut(grace_s)
 
-    def _export_one(self, index: int) -> list[tuple[str, Tensor]]:
+    def _export_one(self, index: int, on_device: bool) -> list[tuple[str, Tensor]]:
         if self._worker.exported[index].holders(self._worker.parallel) == range(1):  # rank 0 has it whole
             self._check_open()
-            return self._worker.export_parameter(index)
-        return self._call(lambda: Export(index), lambda: self._worker.export_parameter(index))
+            return self._worker.export_parameter(index, on_device)
+        return self._call(lambda: Export(index), lambda: self._worker.export_parameter(index, on_device))
 
     def _call(
         self, command: Callable[[], Command], local: Callable[[], T], partial: type[TrainerError] | None = None

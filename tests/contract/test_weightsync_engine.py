@@ -10,11 +10,13 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from checkpoint_service import TOKEN, Service, running_service
-from engine_fixture import LiveEngine, serve
+from engine_fixture import LiveEngine, engine_python, serve
 from engine_requests import PROMPT, TOKENS, Streams, generate, spans, worst
 
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.delivery import transport_for
 from physarum.bus.version import Version
+from physarum.configs.engine import EngineConfig
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.errors import ChunkAlteredError, EngineQuarantineError
 from physarum.weightsync.layout import forms_in
@@ -43,13 +45,20 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
         yield running
 
 
-@pytest_asyncio.fixture
-async def receiver(engine: LiveEngine, session: aiohttp.ClientSession, tmp_path: Path) -> Receiver:
-    """Of the engine, which serves seed 0."""
+@pytest_asyncio.fixture(params=["disk", "ipc"])
+async def receiver(
+    engine: LiveEngine, session: aiohttp.ClientSession, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Receiver]:
+    """Of the engine, which serves seed 0; once for each transport."""
     control = EngineControl(engine.url, session)
     live = Version.parse(await serve(engine, control, seed=0))
     expected = forms_in(engine.weights(0))
-    return Receiver(control, Staging(SharedArea(tmp_path / "area"), "engine-0"), session, live=live, expected=expected)
+    staging = Staging(SharedArea(tmp_path / "area"), "engine-0")
+    settings = EngineConfig(transport=request.param)
+    transport = await transport_for(settings, control, staging, engine_python(), tmp_path / "agent.log", "engine-0")
+    made = Receiver(control, staging, session, live=live, expected=expected, transport=transport)
+    yield made
+    await made.close()
 
 
 async def publish(engine: LiveEngine, service: Service, session: aiohttp.ClientSession, seed: int) -> Manifest:

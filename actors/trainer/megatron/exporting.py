@@ -51,8 +51,12 @@ def exported_parameters(model: Model, parallel: Parallel) -> list[Exported]:
     return [one for data in stages for one in msgspec.msgpack.decode(data, type=list[Exported])]
 
 
-def export_parameter(model: Model, which: Exported, parallel: Parallel) -> list[tuple[str, Tensor]]:
+def export_parameter(
+    model: Model, which: Exported, parallel: Parallel, on_device: bool = False
+) -> list[tuple[str, Tensor]]:
     """Rank 0: the Hugging Face tensors of one parameter, contiguous host copies; nothing elsewhere.
+
+    `on_device`: where the parameter is, perhaps its very memory, to be read before the next step.
 
     Collective over the parameter's holders and rank 0.
     """
@@ -67,6 +71,8 @@ def export_parameter(model: Model, which: Exported, parallel: Parallel) -> list[
         return []
     if source != 0:
         named = receive_tensors(source, parallel)
+    if on_device:
+        return named
     return [(name, tensor.to("cpu", copy=True).contiguous()) for name, tensor in named]
 
 

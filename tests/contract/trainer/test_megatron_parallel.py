@@ -205,4 +205,8 @@ def _check(alone: Alone, folder: Path, shape: dict[str, Any]) -> None:
 def _same(found: StepResult, expected: StepResult) -> None:
     assert found.loss == pytest.approx(expected.loss, abs=1e-6)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5, abs=1e-5)  # from 0.05 to 30
-    assert found.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=2e-6)
+    assert found.metrics.keys() == expected.metrics.keys()
+    for name, value in expected.metrics.items():
+        # A share counts tokens beyond a threshold: one that lies on it is a matter of rounding.
+        tolerance = 2.0 / expected.tokens_trained if name.endswith("_share") else 2e-6
+        assert found.metrics[name] == pytest.approx(value, rel=1e-4, abs=tolerance), name

@@ -1,0 +1,160 @@
+"""`nccl`: versions come straight from the trainer's device to the engine's (gloo where there is no CUDA), and are handed over
+as by `ipc`.
+
+The engine takes no part in the broadcast: its agent does. What arrived is hashed on the device and compared with the
+manifest before it counts; what did not arrive in time is brought and staged as by `ipc`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from physarum.weightsync.broadcast import Round
+from physarum.weightsync.device.owner import DeviceAgent
+from physarum.weightsync.digest import algorithm_of, multilinear_name
+from physarum.weightsync.errors import DeviceError
+from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.parallel import in_thread
+from physarum.weightsync.target import PauseMode, WeightTarget
+from physarum.weightsync.transports.ipc import IpcTransport
+
+_log = logging.getLogger(__name__)
+
+_GRACE_S: Final = 5.0
+"""Beyond the collective's own deadline, for its error to arrive."""
+
+
+class _Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor in the agent's buffer, as the sender laid it out."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    source: int
+    offset: int
+    size: int
+
+
+class NcclTransport:
+    """One engine's; `me` is its name in rounds."""
+
+    name: str
+
+    def __init__(self, target: WeightTarget, agent: DeviceAgent, ranks: int, timeout_s: float, me: str) -> None:
+        self.name = "nccl"
+        self.altered = 0
+        self.agent = agent
+        self._me = me
+        self._ranks = ranks
+        self._timeout_s = timeout_s
+        self._ipc = IpcTransport(target, agent, ranks, timeout_s)
+        self._receiving: tuple[str, asyncio.Task[list[_Tensor] | None]] | None = None
+        self._layout: dict[str, _Tensor] | None = None
+        self._group = ""
+        self._buffer = asyncio.Lock()
+        """Held while something arrives in the agent's memory, and from `arrived` to `clear`."""
+        self._mine = False
+
+    def join(self, one: Round) -> None:
+        """Takes part in a round that names this engine: called as soon as it is seen, and only once for each."""
+        if self._me in one.members and one.until > time.time():
+            self._receiving = (one.label, asyncio.create_task(self._receive(one), name=f"receive {one.label}"))
+
+    async def arrived(self, manifest: Manifest) -> bool:
+        """Whether this version was broadcast to the agent, complete and as the manifest says; waits for a round under way."""
+        receiving, self._receiving = self._receiving, None
+        self._layout, self.name = None, "ipc"
+        found = await receiving[1] if receiving is not None and receiving[0] == manifest.label else None
+        self._mine = await self._buffer.acquire()  # what else has arrived is overwritten, and was given up above
+        if found is None:
+            return False
+        layout = {one.name: one for one in found}
+        if not await self._matches(layout, manifest):
+            return False
+        self._layout, self.name = layout, "nccl"
+        return True
+
+    async def prepare(self, file: HeldFile | None, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
+        if self._layout is None:
+            assert file is not None, "what did not arrive is in a file"
+            await self._ipc.prepare(file, manifest, changed)
+            return
+        places = [msgspec.to_builtins(self._layout[one.name]) for one in changed]
+        await self._ipc.hand_over(places)
+
+    async def load(self, label: str, mode: PauseMode) -> None:
+        await self._ipc.load(label, mode)
+
+    async def clear(self) -> None:
+        await self._ipc.clear()
+        if self._mine:
+            self._mine = False
+            self._buffer.release()
+
+    async def close(self) -> None:
+        receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            receiving[1].cancel()
+        await self._ipc.close()
+
+    async def _receive(self, one: Round) -> list[_Tensor] | None:
+        async with self._buffer:
+            return await self._received(one)
+
+    async def _received(self, one: Round) -> list[_Tensor] | None:
+        """A group is joined by a process that was in no other: nothing of an old one can hold it up."""
+        limit_s = one.until - time.time()
+        if limit_s <= 0:
+            return None
+        if self._group not in ("", one.name):
+            await in_thread(self.agent.close)
+        self._group = one.name
+        arguments: dict[str, Any] = {
+            "host": one.host,
+            "port": one.port,
+            "name": one.name,
+            "label": one.label,
+            "rank": one.members.index(self._me) + 1,
+            "members": len(one.members),
+            "timeout_s": limit_s,
+        }
+        try:
+            answer = await in_thread(self.agent.call, "receive", limit_s + _GRACE_S, arguments=arguments)
+        except DeviceError as error:
+            _log.warning("%s was not received by broadcast, it is fetched: %s", one.label, error)
+            return None
+        return msgspec.convert(answer["layout"], list[_Tensor])
+
+    async def _matches(self, layout: dict[str, _Tensor], manifest: Manifest) -> bool:
+        chunks, expected = [], []
+        for tensor in manifest.tensors:
+            place = layout.get(tensor.name)
+            if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
+                _log.warning("%s was broadcast without tensor %s as its manifest has it", manifest.label, tensor.name)
+                return False
+            at = place.offset
+            for chunk in tensor.chunks:
+                if algorithm_of(chunk.digest) != "multilinear":
+                    return False  # it was hashed on the host, in a way that a device cannot check
+                chunks.append([at, chunk.size])
+                expected.append(chunk.digest)
+                at += chunk.size
+        try:
+            answer = await in_thread(self.agent.call, "digests", self._timeout_s, chunks=chunks)
+        except DeviceError as error:
+            _log.warning("%s cannot be verified on the device, it is fetched: %s", manifest.label, error)
+            return False
+        wrong = sum(multilinear_name(one) != digest for one, digest in zip(answer["digests"], expected, strict=True))
+        if wrong:
+            self.altered += wrong
+            _log.error(
+                "%s: %d of %d chunks arrived altered by broadcast; it is fetched", manifest.label, wrong, len(chunks)
+            )
+        return not wrong
