@@ -220,6 +220,16 @@ class Filling:
                 " Free some, or enlarge /dev/shm"
             ) from error
 
+    def reserve(self, size_bytes: int) -> None:
+        """The file has at least this size, and room for it. Raises NoRoomError."""
+        try:
+            os.posix_fallocate(self.descriptor, 0, size_bytes)
+        except OSError as error:
+            raise NoRoomError(
+                f"{self.path or 'memory for weights'} has no room for {size_bytes} bytes: {error.strerror}. Free some, or"
+                " enlarge /dev/shm"
+            ) from error
+
     def finish(self, size_bytes: int) -> None:
         """All is written: what a longer version left behind is cut off, and readers may come."""
         os.ftruncate(self.descriptor, size_bytes)

@@ -90,7 +90,7 @@ class Receiver:
     ) -> None:
         self.live = live
         self.quarantined: str | None = None
-        self.checksum_failures = 0
+        self._altered = 0
         self._target = target
         self._staging = staging
         self._session = session
@@ -124,9 +124,7 @@ class Receiver:
                 file, fetched = await self._at_hand(manifest, source_urls, token)
                 self._on_state(manifest.label, "staged")
                 with file or nullcontext():
-                    if file is not None:
-                        await in_thread(self._verify, file, manifest, changed)
-                    await self._transport.prepare(file, manifest, changed)
+                    await self._prepare(file, manifest, changed)
                     fetch_s = time.perf_counter() - started
                     self._on_state(manifest.label, "verified")
                     async with self._turn():
@@ -148,6 +146,11 @@ class Receiver:
             bytes_applied=sum(tensor.size_bytes for tensor in changed),
             swapped_at=swapped_at,
         )
+
+    @property
+    def checksum_failures(self) -> int:
+        """How often bytes were not what a manifest says, since the start."""
+        return self._altered + self._transport.altered
 
     @property
     def updating(self) -> bool:
@@ -204,7 +207,7 @@ class Receiver:
             try:
                 file = await fetch.run(sources)
             finally:
-                self.checksum_failures += fetch.altered
+                self._altered += fetch.altered
         await asyncio.to_thread(area.retain, self._keep_last)
         return file, fetch.fetched
 
@@ -214,17 +217,19 @@ class Receiver:
             return HeldFile.open(self._staging.area, label)
         except ChunkAlteredError as error:
             _log.warning("%s; it is fetched", error)
-            self.checksum_failures += 1
+            self._altered += 1
             self._staging.area.give_up(label)
             return None
 
-    def _verify(self, file: HeldFile, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
+    async def _prepare(self, file: HeldFile | None, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
         """What is altered in this host's memory is given up, so that the next attempt fetches it."""
         try:
-            verify_tensors(file, manifest, changed)
+            if file is not None and not self._transport.verifies(manifest):
+                await in_thread(verify_tensors, file, manifest, changed)
+            await self._transport.prepare(file, manifest, changed)
         except ChunkAlteredError:
-            self.checksum_failures += 1
-            self._staging.area.give_up(manifest.label)
+            self._altered += 1
+            await in_thread(self._staging.area.give_up, manifest.label)
             raise
 
     async def _swap(self, label: str) -> float:

@@ -161,7 +161,10 @@ class Following:
         area = await asyncio.to_thread(weights_area, context.folder, context.config)
         staging = await asyncio.to_thread(Staging, area, name, settings.weights_folder)
         agent_log = context.folder.logs / f"{name}.weights.log"
-        transport = await transport_for(settings, self._control, staging, engine_python(settings), agent_log, name)
+        try:
+            transport = await transport_for(settings, self._control, staging, engine_python(settings), agent_log, name)
+        except DeviceError as error:
+            raise ActorError(f"engines.{self._group}.transport {settings.transport}: {error}") from error
         if isinstance(transport, NcclTransport):
             self._listening = asyncio.create_task(self._listen(transport), name="listen for broadcasts")
         return Receiver(

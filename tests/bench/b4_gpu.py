@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -47,6 +48,7 @@ from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
 from physarum.weightsync.transports.nccl import NcclTransport
 from tests.bench import host
+from tests.bench.processes import ROOT
 from tests.bench.weights_line import Part
 from tests.bench.weights_parts import PartSpec
 
@@ -60,8 +62,8 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 REQUESTS: Final = 64
 TOKENS: Final = 1500
-ROUNDS: Final = 5
-WARM: Final = 2
+ROUNDS: Final = 6
+WARM: Final = 4
 LIMIT_S: Final = 120.0
 Mode = Literal["full", "delta"]
 
@@ -220,7 +222,7 @@ def _path() -> dict[str, str]:
     return found
 
 
-def passes(model: TrainerModel, buffer: FlatBuffer) -> dict[str, float]:
+def passes(model: TrainerModel) -> dict[str, float]:
     """Seconds of each pass over the whole model, the best of three."""
     if not torch.cuda.is_available():
         return {}
@@ -233,12 +235,19 @@ def passes(model: TrainerModel, buffer: FlatBuffer) -> dict[str, float]:
     part = size / pinned.numel()
     chunks = [(start, min(4 << 20, size - start)) for start in range(0, size - 4096, 4 << 20)]
     source = source.zero_()
-    return {
+    wire = {"bare_broadcast_s": _bare_broadcast(size)} if torch.cuda.device_count() > 1 else {}
+    return wire | {
         "device_copy_s": _best(lambda: target.copy_(source)),
         "device_digest_s": _best(lambda: digests(source, chunks)),
         "to_host_s": part * _best(lambda: pinned.copy_(source[: pinned.numel()])),
         "from_host_s": part * _best(lambda: source[: pinned.numel()].copy_(pinned)),
     }
+
+
+def _bare_broadcast(size: int) -> float:
+    command = [sys.executable, "-m", "tests.bench.bare_broadcast", str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    return round(float(done.stdout.split()[-1]), 5) if done.returncode == 0 else float("nan")
 
 
 def _best(work: Any) -> float:
@@ -299,6 +308,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 print(f"model {made_s:.0f} s, engine {started_s:.0f} s", flush=True)
                 bench = Bench(place, model, engine, session, url)
                 bench.buffer.take(model.tensors.items)
+                limits = await asyncio.to_thread(passes, model)
+                print(json.dumps(limits), flush=True)
                 rows, traffic = [], Traffic(engine.url, session, SHAPES[options.shape]["vocab_size"])
                 await asyncio.sleep(2)
                 try:
@@ -311,7 +322,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 return {
                     "bench": "B4-gpu", "shape": options.shape, "bytes": model.size_bytes, "host": host.describe(),
                     "versions": host.versions(), "devices": torch.cuda.device_count(), "running_requests": REQUESTS,
-                    "engine_start_s": round(started_s, 1), **ended, "rows": rows, **passes(model, bench.buffer),
+                    "engine_start_s": round(started_s, 1), **ended, **limits, "rows": rows,
                 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from aiohttp import web
 from checkpoint_service import TOKEN, Service, running_service
 from engine_fixture import LiveEngine, engine_python, serve
-from engine_requests import PROMPT, TOKENS, Streams, generate, spans, worst
+from engine_requests import PROMPT, Streams, generate, spans, worst
 
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(400)]
 REQUESTS = 20
 TOLERANCE = 1e-3
 ROUNDS = 10
+LONG = 400
+"""Tokens of requests that must still run when a version has arrived."""
 
 
 @pytest_asyncio.fixture
@@ -71,7 +73,8 @@ async def test_a_trainers_tensors_reach_the_engine_while_it_generates(
     engine: LiveEngine, service: Service, session: aiohttp.ClientSession, receiver: Receiver
 ) -> None:
     old = str(receiver.live)
-    streams = Streams(engine, range(REQUESTS))
+    sampling = {"max_new_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
+    streams = Streams(engine, range(REQUESTS), sampling_params=sampling)
     await streams.begun()
     manifest = await publish(engine, service, session, seed=2)
     record = await receiver.apply(manifest, [service.url], TOKEN)
@@ -84,7 +87,7 @@ async def test_a_trainers_tensors_reach_the_engine_while_it_generates(
     for number, answer in enumerate(answers):
         assert answer["meta_info"]["finish_reason"]["type"] == "length"
         assert [span[0] for span in spans(answer)] in ([old, manifest.label], [old])
-        assert spans(answer)[-1][2] == TOKENS
+        assert spans(answer)[-1][2] == LONG
         for (_, start, end), seed in zip(spans(answer), (0, 2), strict=False):
             assert worst(engine, number, answer, start, end, seed) < TOLERANCE
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from physarum.weightsync.area import Filling, SharedArea
 from physarum.weightsync.device.multilinear import ROW_BYTES, digests
+from physarum.weightsync.device.pinned import PinnedFiles
 from physarum.weightsync.digest import multilinear_name
 from physarum.weightsync.dtypes import by_name
 from physarum.weightsync.errors import ManifestError
@@ -53,6 +54,7 @@ class FlatBuffer:
         self.memory: Tensor | None = None
         self._stream: torch.cuda.Stream | None = None
         self._pinned: list[Tensor] = []
+        self._files = PinnedFiles()
 
     def take(self, export: Export) -> DeviceSnapshot:
         """Copies every tensor; returns when that is done. Raises torch.OutOfMemoryError, ManifestError."""
@@ -134,6 +136,28 @@ class FlatBuffer:
         assert self.memory is not None
         layout = lay_out({name: place.form for name, place in self.places.items()}, "")
         targets = [(place.offset, place.form.size_bytes, layout.offsets[name]) for name, place in self.places.items()]
+        if not self._write_directly(filling, targets, layout.size_bytes):
+            self._write_in_pieces(filling, targets)
+        filling.write(layout.header, 0)
+        return layout.size_bytes
+
+    def _write_directly(self, filling: Filling, targets: list[tuple[int, int, int]], size: int) -> bool:
+        """From the device into the file's own memory, where that can be page-locked."""
+        assert self.memory is not None
+        if self._stream is None or filling.path is None:
+            return False
+        filling.reserve(size)
+        file = self._files.memory(filling.descriptor)
+        if file is None:
+            return False
+        with self._beside():
+            for offset, count, target in targets:
+                file[target : target + count].copy_(self.memory[offset : offset + count], non_blocking=True)
+        self._stream.synchronize()
+        return True
+
+    def _write_in_pieces(self, filling: Filling, targets: list[tuple[int, int, int]]) -> None:
+        assert self.memory is not None
         pending: tuple[int, memoryview, torch.cuda.Event | None] | None = None
         for number, start in enumerate(range(0, self.memory.numel(), _PIECE_BYTES)):
             arriving = self._to_host(number, start)
@@ -142,8 +166,6 @@ class FlatBuffer:
             pending = (start, *arriving)
         if pending is not None:
             _land(filling, targets, pending)
-        filling.write(layout.header, 0)
-        return layout.size_bytes
 
     def _to_host(self, number: int, start: int) -> tuple[memoryview, torch.cuda.Event | None]:
         """A piece on its way into pinned memory."""

@@ -18,6 +18,7 @@ from physarum.weightsync.target import PauseMode, WeightTarget
 
 class DiskTransport:
     name: Final = "disk"
+    altered: Final = 0
 
     def __init__(self, target: WeightTarget, staging: Staging) -> None:
         self._target = target
@@ -25,6 +26,9 @@ class DiskTransport:
         self._folder: Path | None = None
 
     async def arrived(self, manifest: Manifest) -> bool:
+        return False
+
+    def verifies(self, manifest: Manifest) -> bool:
         return False
 
     async def prepare(self, file: HeldFile | None, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:

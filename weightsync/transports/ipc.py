@@ -9,21 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from physarum.weightsync.device.checks import altered, verifiable
 from physarum.weightsync.device.owner import DeviceAgent
 from physarum.weightsync.dtypes import by_name
+from physarum.weightsync.errors import ChunkAlteredError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.multilinear import ROW_BYTES
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.target import PauseMode, WeightTarget
 
-_ALIGNED: Final = 256
-"""Bytes. SGLang views a piece of the buffer as the tensor's dtype, and kernels read whole vectors."""
+_ALIGNED: Final = ROW_BYTES
+"""Bytes: digests are of whole rows, SGLang views a piece of the buffer as the tensor's dtype, kernels read whole vectors."""
 
 
 class IpcTransport:
     """`ranks`: tensor-parallel ranks of the engine, each of which maps the memory."""
 
     name: Final = "ipc"
+    altered: Final = 0
 
     def __init__(self, target: WeightTarget, agent: DeviceAgent, ranks: int, timeout_s: float) -> None:
         self._target = target
@@ -39,7 +43,15 @@ class IpcTransport:
         assert file is not None, "nothing arrives but by files"
         places, size = _places(file, changed)
         await in_thread(self._agent.call, "stage", self._timeout_s, (file.descriptor,), tensors=places, size=size)
+        if self.verifies(manifest):
+            offsets = {str(place[0]): int(place[4]) for place in places}
+            wrong = await altered(self._agent, changed, offsets, self._timeout_s)
+            if wrong:
+                raise ChunkAlteredError(f"{manifest.label}: {', '.join(wrong[:3])} are altered on the device")
         await self.hand_over(places)
+
+    def verifies(self, manifest: Manifest) -> bool:
+        return verifiable(manifest.tensors)
 
     async def hand_over(self, places: Sequence[Any]) -> None:
         """Tensors that are in the agent's buffer already (see `_places`)."""

@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from physarum.weightsync.broadcast import Round
+from physarum.weightsync.device.checks import altered, verifiable
 from physarum.weightsync.device.owner import DeviceAgent
-from physarum.weightsync.digest import algorithm_of, multilinear_name
 from physarum.weightsync.errors import DeviceError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, TensorEntry
@@ -81,6 +81,9 @@ class NcclTransport:
         self._layout, self.name = layout, "nccl"
         return True
 
+    def verifies(self, manifest: Manifest) -> bool:
+        return self._ipc.verifies(manifest)
+
     async def prepare(self, file: HeldFile | None, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
         if self._layout is None:
             assert file is not None, "what did not arrive is in a file"
@@ -133,28 +136,20 @@ class NcclTransport:
         return msgspec.convert(answer["layout"], list[_Tensor])
 
     async def _matches(self, layout: dict[str, _Tensor], manifest: Manifest) -> bool:
-        chunks, expected = [], []
+        if not verifiable(manifest.tensors):
+            return False  # it was hashed on the host, in a way that a device cannot check
         for tensor in manifest.tensors:
             place = layout.get(tensor.name)
             if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
                 _log.warning("%s was broadcast without tensor %s as its manifest has it", manifest.label, tensor.name)
                 return False
-            at = place.offset
-            for chunk in tensor.chunks:
-                if algorithm_of(chunk.digest) != "multilinear":
-                    return False  # it was hashed on the host, in a way that a device cannot check
-                chunks.append([at, chunk.size])
-                expected.append(chunk.digest)
-                at += chunk.size
+        offsets = {name: place.offset for name, place in layout.items()}
         try:
-            answer = await in_thread(self.agent.call, "digests", self._timeout_s, chunks=chunks)
+            wrong = await altered(self.agent, manifest.tensors, offsets, self._timeout_s)
         except DeviceError as error:
             _log.warning("%s cannot be verified on the device, it is fetched: %s", manifest.label, error)
             return False
-        wrong = sum(multilinear_name(one) != digest for one, digest in zip(answer["digests"], expected, strict=True))
         if wrong:
-            self.altered += wrong
-            _log.error(
-                "%s: %d of %d chunks arrived altered by broadcast; it is fetched", manifest.label, wrong, len(chunks)
-            )
+            self.altered += len(wrong)
+            _log.error("%s: %s arrived altered by broadcast; it is fetched", manifest.label, ", ".join(wrong[:3]))
         return not wrong

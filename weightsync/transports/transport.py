@@ -20,14 +20,20 @@ class Transport(Protocol):
     def name(self) -> str:
         """What metrics call it; where it can be one or the other, what the newest version took."""
 
+    @property
+    def altered(self) -> int:
+        """Tensors that it brought and that were not as their manifest says, since the start."""
+
     async def arrived(self, manifest: Manifest) -> bool:
         """Whether the transport itself has brought this version, and has verified it against the manifest."""
 
-    async def prepare(self, file: HeldFile | None, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
-        """Makes `changed`, which were verified in `file`, ready to be loaded; `file` stays open until `clear`. None: the
-        version `arrived`.
+    def verifies(self, manifest: Manifest) -> bool:
+        """Whether `prepare` verifies where the bytes end up; otherwise they are verified in the file before."""
 
-        Raises NoRoomError, DeviceError.
+    async def prepare(self, file: HeldFile | None, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
+        """Makes `changed` ready to be loaded; `file` stays open until `clear`. None: the version `arrived`.
+
+        Raises NoRoomError, DeviceError, ChunkAlteredError.
         """
 
     async def load(self, label: str, mode: PauseMode) -> None:
