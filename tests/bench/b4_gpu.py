@@ -62,8 +62,8 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 REQUESTS: Final = 64
 TOKENS: Final = 1500
-ROUNDS: Final = 6
-WARM: Final = 4
+ROUNDS: Final = 5
+WARM: Final = 3
 LIMIT_S: Final = 120.0
 Mode = Literal["full", "delta"]
 
@@ -226,14 +226,14 @@ def passes(model: TrainerModel) -> dict[str, float]:
     """Seconds of each pass over the whole model, the best of three."""
     if not torch.cuda.is_available():
         return {}
-    from physarum.weightsync.device.multilinear import digests
+    from physarum.weightsync.device.multilinear import ROW_BYTES, digests
 
-    size = model.size_bytes
+    size = -(-model.size_bytes // ROW_BYTES) * ROW_BYTES
     source = torch.empty(size, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     pinned = torch.empty(min(size, 1 << 30), dtype=torch.uint8, pin_memory=True)
     part = size / pinned.numel()
-    chunks = [(start, min(4 << 20, size - start)) for start in range(0, size - 4096, 4 << 20)]
+    chunks = [(start, min(4 << 20, size - start)) for start in range(0, size, 4 << 20)]
     source = source.zero_()
     wire = {"bare_broadcast_s": _bare_broadcast(size)} if torch.cuda.device_count() > 1 else {}
     return wire | {
@@ -310,20 +310,29 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 bench.buffer.take(model.tensors.items)
                 limits = await asyncio.to_thread(passes, model)
                 print(json.dumps(limits), flush=True)
-                rows, traffic = [], Traffic(engine.url, session, SHAPES[options.shape]["vocab_size"])
+                head = {
+                    "bench": "B4-gpu", "shape": options.shape, "bytes": model.size_bytes, "host": host.describe(),
+                    "versions": host.versions(), "devices": torch.cuda.device_count(), "running_requests": REQUESTS,
+                    "place": str(options.place), "engine_start_s": round(started_s, 1), **limits,
+                }  # fmt: skip
+                rows: list[dict[str, Any]] = []
+                traffic = Traffic(engine.url, session, SHAPES[options.shape]["vocab_size"])
                 await asyncio.sleep(2)
                 try:
                     for transport in options.transports.split(","):
                         for pause in ("in_place", "retract"):
                             rows += await bench.row(transport, pause)
+                            _keep(options.out, head | {"rows": rows})
                 finally:
                     ended = await traffic.ended()
                 print(json.dumps(ended), flush=True)
-                return {
-                    "bench": "B4-gpu", "shape": options.shape, "bytes": model.size_bytes, "host": host.describe(),
-                    "versions": host.versions(), "devices": torch.cuda.device_count(), "running_requests": REQUESTS,
-                    "engine_start_s": round(started_s, 1), **ended, **limits, "rows": rows,
-                }  # fmt: skip
+                return head | ended | {"rows": rows}
+
+
+def _keep(out: Path | None, result: dict[str, Any]) -> None:
+    """What was measured so far, too."""
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -334,10 +343,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result = asyncio.run(measure(options))
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.out is not None:
-        options.out.write_text(text + "\n")
+    print(json.dumps(result, indent=1))
+    _keep(options.out, result)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ async def test_four_gibibytes_arrive_verified_and_a_receiver_killed_in_the_middl
         chunks = pair.buffer.chunks()["a"]
         found = pair.receiver.call("digests", LIMIT_S, chunks=chunks)["digests"]
         assert [f"ml-{one}" for one in found] == pair.buffer.digests()["a"]
-        print(f"{SIZE / sent['seconds'] / 1e9:.0f} GB/s")
+        assert sent["bytes"] == SIZE
     for delay_s in (0.0, 0.005):
         sending = asyncio.create_task(asyncio.to_thread(pair.send, f"late{delay_s}", 5.0))
         receiving = asyncio.create_task(asyncio.to_thread(pair.receive, f"late{delay_s}", 5.0))
@@ -94,7 +94,6 @@ async def test_four_gibibytes_arrive_verified_and_a_receiver_killed_in_the_middl
         began = time.monotonic()
         found_by = await asyncio.gather(sending, receiving, return_exceptions=True)
         assert isinstance(found_by[1], DeviceError)
-        print("sender:", found_by[0], f"after {time.monotonic() - began:.1f} s")
         assert time.monotonic() - began < 40
         pair.receiver.close()
         pair.form()

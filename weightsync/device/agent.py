@@ -27,6 +27,7 @@ import signal
 import socket
 import sys
 import time
+import types
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -174,7 +175,8 @@ def _serialised(content: dict[str, Any]) -> str:
 
 
 def _bucket_module() -> Any:
-    """Only this file of SGLang, under its own name, as its loader checks: the whole package takes seconds and memory."""
+    """Only this file of SGLang, under the name that its loader checks: the packages round it are empty here, for what they
+    import takes seconds and memory."""
     if _BUCKET not in sys.modules:
         package = importlib.util.find_spec("sglang")
         if package is None or not package.submodule_search_locations:
@@ -182,6 +184,10 @@ def _bucket_module() -> Any:
         file = Path(package.submodule_search_locations[0], *_BUCKET.split(".")[1:]).with_suffix(".py")
         spec = importlib.util.spec_from_file_location(_BUCKET, file)
         assert spec is not None and spec.loader is not None
+        parents = _BUCKET.split(".")[:-1]
+        for depth in range(len(parents)):
+            name = ".".join(parents[: depth + 1])
+            sys.modules.setdefault(name, types.ModuleType(name))
         module = importlib.util.module_from_spec(spec)
         sys.modules[_BUCKET] = module
         spec.loader.exec_module(module)
