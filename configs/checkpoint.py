@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
 from physarum.configs.types import Bytes, Count, Port, Seconds, Section, VariableName
 
 
@@ -14,7 +10,7 @@ class CheckpointConfig(Section):
 
     count: Count = 1
     port: Port = 0
-    chunk_bytes: Annotated[Bytes, Field(multiple_of=4096)] = 4 << 20
+    chunk_bytes: Bytes = 4 << 20
     broadcast_timeout_s: Seconds = 30.0
     """A version that has not reached all engines of transport `nccl` by then is fetched by those who miss it."""
     keep_last: Count = 3

@@ -31,7 +31,7 @@ class ChunkStore:
     def path(self, digest: str) -> Path:
         """Where the chunk is, or would be. Raises ChunkMissingError when `digest` is no digest (and no file name)."""
         if not is_digest(digest):
-            raise ChunkMissingError(f"{digest!r} is no digest; expected 32 hex digits, ml- and 32, or b3- and 64")
+            raise ChunkMissingError(f"{digest!r} is no digest; expected 32 hex digits, or b3- and 64")
         return self.folder / digest[-2:] / digest
 
     def has(self, digest: str) -> bool:

@@ -1,8 +1,6 @@
-"""Names of content: xxh3-128 for integrity inside a run, multilinear for bytes that are on a device, blake3 where the holder
-of the bytes is not trusted.
+"""Names of content: xxh3-128 for integrity inside a run, blake3 where the holder of the bytes is not trusted.
 
-Text form: 32 hex digits for xxh3-128; `ml-` and 32 hex digits for multilinear, `b3-` and 64 for blake3, so that a digest
-itself says how to check it.
+Text form: 32 hex digits for xxh3-128; `b3-` and 64 hex digits for blake3, so that a digest itself says how to check it.
 """
 
 from __future__ import annotations
@@ -13,35 +11,24 @@ from typing import Final, Literal
 import blake3
 import xxhash
 
-from physarum.weightsync import multilinear
 from physarum.weightsync.errors import ChunkAlteredError
 
-Algorithm = Literal["xxh3", "multilinear", "blake3"]
+Algorithm = Literal["xxh3", "blake3"]
 Bytes = bytes | bytearray | memoryview
 
 _BLAKE3_PREFIX: Final = "b3-"
-_MULTILINEAR_PREFIX: Final = "ml-"
-_FORM: Final = re.compile(r"(ml-)?[0-9a-f]{32}|b3-[0-9a-f]{64}")
+_FORM: Final = re.compile(r"[0-9a-f]{32}|b3-[0-9a-f]{64}")
 
 
 def digest_of(data: Bytes, algorithm: Algorithm = "xxh3") -> str:
     """The digest of `data` (a memoryview must be contiguous). Large inputs release the GIL: hash them in a thread."""
     if algorithm == "blake3":
         return _BLAKE3_PREFIX + blake3.blake3(data).hexdigest()
-    if algorithm == "multilinear":
-        return _MULTILINEAR_PREFIX + multilinear.digest(data)
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def multilinear_name(hex_digits: str) -> str:
-    """The digest whose value a device computed."""
-    return _MULTILINEAR_PREFIX + hex_digits
-
-
 def algorithm_of(digest: str) -> Algorithm:
-    if digest.startswith(_BLAKE3_PREFIX):
-        return "blake3"
-    return "multilinear" if digest.startswith(_MULTILINEAR_PREFIX) else "xxh3"
+    return "blake3" if digest.startswith(_BLAKE3_PREFIX) else "xxh3"
 
 
 def is_digest(text: str) -> bool:

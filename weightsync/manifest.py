@@ -26,12 +26,14 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor under its Hugging Face name. `dtype` as torch names it, without `torch.`."""
+    """A tensor under its Hugging Face name. `dtype` as torch names it, without `torch.`. `device_digest`: of all its bytes, as
+    devices compute it (device/multilinear.py), where the trainer's did; else empty."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    device_digest: str = ""
 
     def __post_init__(self) -> None:
         if any(not is_digest(chunk.digest) or chunk.size <= 0 for chunk in self.chunks):

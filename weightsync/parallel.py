@@ -12,7 +12,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
-THREADS: Final = min(4, len(os.sched_getaffinity(0)))
+THREADS: Final = min(8, len(os.sched_getaffinity(0)))
 """More saturate no memory, and take the cores of whoever trains or generates beside."""
 
 

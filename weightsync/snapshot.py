@@ -7,7 +7,7 @@ the model. Hashing, publication and everything after it read the copy.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from physarum.weightsync.area import Filling, SharedArea
@@ -34,10 +34,10 @@ class Snapshot:
     """All tensors of one version under their Hugging Face names, in `file`, which is what `filling` wrote."""
 
     def __init__(
-        self, file: HeldFile, filling: Filling, chunk_bytes: int, digests: Mapping[str, Sequence[str]] | None = None
+        self, file: HeldFile, filling: Filling, chunk_bytes: int, device_digests: Mapping[str, str] | None = None
     ) -> None:
-        """`digests`: of every chunk by tensor, where they were computed before (on a device)."""
-        self.digests = digests
+        """`device_digests`: by tensor, where a device computed them."""
+        self.device_digests = device_digests or {}
         self.file = file
         self.filling = filling
         self.chunk_bytes = chunk_bytes
@@ -66,26 +66,19 @@ class Snapshot:
         self.filling.discard()
 
     def entries(self, algorithm: Algorithm = "xxh3") -> tuple[tuple[TensorEntry, ...], dict[str, memoryview]]:
-        """The manifest's tensors, and the bytes of every distinct chunk. Hashes everything, unless a device did: call it from
-        a thread."""
+        """The manifest's tensors, and the bytes of every distinct chunk. Hashes everything: call it from a thread."""
         pieces = [
             (name, piece) for name in self.file.forms for piece in _pieces(self.file.tensor(name), self.chunk_bytes)
         ]
-        digests = self._known(pieces) or spread(lambda one: digest_of(one[1], algorithm), pieces)
+        digests = spread(lambda one: digest_of(one[1], algorithm), pieces)
         listed: dict[str, list[Chunk]] = {name: [] for name in self.file.forms}
         for (name, piece), digest in zip(pieces, digests, strict=True):
             listed[name].append(Chunk(digest, piece.nbytes))
         entries = (
-            TensorEntry(name, form.dtype, form.shape, tuple(listed[name])) for name, form in self.file.forms.items()
+            TensorEntry(name, form.dtype, form.shape, tuple(listed[name]), self.device_digests.get(name, ""))
+            for name, form in self.file.forms.items()
         )
         return tuple(entries), {digest: piece for (_, piece), digest in zip(pieces, digests, strict=True)}
-
-    def _known(self, pieces: Sequence[tuple[str, memoryview]]) -> list[str] | None:
-        """In the order of `pieces`."""
-        if self.digests is None:
-            return None
-        known = {name: iter(listed) for name, listed in self.digests.items()}
-        return [next(known[name]) for name, _ in pieces]
 
 
 def _pieces(data: memoryview, size: int) -> Iterator[memoryview]:

@@ -11,7 +11,7 @@ Stands alone: torch, the standard library, and the one class of SGLang that its 
 | hello | device, torch's version |
 | stage: tensors as (name, dtype, shape, offset in the file, offset here, bytes), size; a file's descriptor | seconds |
 | payload: the same tensors, how many ranks | one serialised bucket for each tensor-parallel rank |
-| digests: chunks as (offset, bytes) | the multilinear digest of each |
+| digests: pieces as (offset, bytes) | the multilinear digest of each |
 | open, adopt, send, receive | broadcasting.py |
 """
 
@@ -105,7 +105,7 @@ class Agent:
         return {"payloads": [_serialised(content) for _ in range(message["ranks"])]}
 
     def digests(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        return {"digests": multilinear.digests(self.buffer, [tuple(chunk) for chunk in message["chunks"]])}
+        return {"digests": multilinear.digests(self.buffer, [tuple(piece) for piece in message["pieces"]])}
 
     def open(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         return {"port": self._group.open(message["host"])}

@@ -1,6 +1,17 @@
-"""The digest of ../multilinear.py, of many chunks of one buffer at once, where the buffer is. Stands alone: torch only.
+"""A digest that a device computes as fast as it reads: multilinear hashing of 32-bit words, 128 bits, of many pieces of one
+buffer at once. Stands alone: torch only.
 
-Invariant: equal to the host's, bit for bit, on every device. Integers are signed here, and wrap all the same.
+Rows of 1024 little-endian 32-bit words w (the last padded with zeros), two lanes with keys of their own:
+
+    row r:   s_r = sum_j w_rj * a_j          (mod 2^64)
+    piece:   t   = sum_r mix(s_r) * b_r      (mod 2^64)
+    lane:    mix(t xor bytes)
+
+Sums of products with random 64-bit keys find any difference in 32-bit words but with a chance of 2^-32 a lane (Carter and
+Wegman 1981; Lemire and Kaser, "Strongly universal string hashing is fast", 2014, on multilinear hashing); the keys here are
+fixed, so this guards against damage, not against an adversary. `mix` is the finaliser of SplitMix64 (Steele, Lea, Flood
+2014), whose output also makes the keys; b_r are odd. Equal on every device, bit for bit: integers are signed here, and wrap
+all the same.
 """
 
 from __future__ import annotations
@@ -18,18 +29,18 @@ _SLAB_ROWS = 1 << 14
 """Worked on at once, 64 MiB: bounds what is needed beside the buffer."""
 
 
-def digests(buffer: Tensor, chunks: list[tuple[int, int]]) -> list[str]:
-    """Of each (offset, bytes) of `buffer` (uint8, contiguous). Offsets are multiples of ROW_BYTES, and from a chunk's last
-    byte to the next such multiple the buffer is zero."""
+def digests(buffer: Tensor, pieces: list[tuple[int, int]]) -> list[str]:
+    """32 hex digits for each (offset, bytes) of `buffer` (uint8, contiguous). Offsets are multiples of ROW_BYTES, and from a
+    piece's last byte to the next such multiple the buffer is zero."""
     sums = row_sums(buffer)
-    rows = [-(-size // ROW_BYTES) for _, size in chunks]
-    count, device = len(chunks), buffer.device
+    rows = [-(-size // ROW_BYTES) for _, size in pieces]
+    count, device = len(pieces), buffer.device
     lengths = torch.tensor(rows, device=device)
     owner = torch.repeat_interleave(torch.arange(count, device=device), lengths)
     first = torch.cumsum(lengths, 0) - lengths
     within = torch.arange(len(owner), device=device) - first[owner]
-    starts = torch.tensor([offset // ROW_BYTES for offset, _ in chunks], device=device)
-    sizes = torch.tensor([size for _, size in chunks], device=device)
+    starts = torch.tensor([offset // ROW_BYTES for offset, _ in pieces], device=device)
+    sizes = torch.tensor([size for _, size in pieces], device=device)
     longest = max(rows, default=0)
     lanes = []
     for lane in range(len(_SEEDS)):

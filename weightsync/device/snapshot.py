@@ -22,7 +22,6 @@ from torch import Tensor
 from physarum.weightsync.area import Filling, SharedArea
 from physarum.weightsync.device.multilinear import ROW_BYTES, digests
 from physarum.weightsync.device.pinned import PinnedFiles
-from physarum.weightsync.digest import multilinear_name
 from physarum.weightsync.dtypes import by_name
 from physarum.weightsync.errors import ManifestError
 from physarum.weightsync.held_file import HeldFile
@@ -47,8 +46,6 @@ class FlatBuffer:
     """The memory for one version on `device`. Tensors begin at multiples of 4096 bytes, and between them it is zero."""
 
     def __init__(self, chunk_bytes: int) -> None:
-        if chunk_bytes % ROW_BYTES:
-            raise ValueError(f"chunks of {chunk_bytes} bytes: expected a multiple of {ROW_BYTES}")
         self.chunk_bytes = chunk_bytes
         self.places: dict[str, Place] = {}
         self.memory: Tensor | None = None
@@ -102,16 +99,6 @@ class FlatBuffer:
         """What is done in it does not wait for training, nor training for it."""
         return torch.cuda.stream(self._stream) if self._stream is not None else nullcontext()
 
-    def chunks(self) -> dict[str, list[tuple[int, int]]]:
-        """(Offset, bytes) of every chunk, by tensor."""
-        return {
-            name: [
-                (place.offset + start, min(self.chunk_bytes, place.form.size_bytes - start))
-                for start in range(0, place.form.size_bytes, self.chunk_bytes)
-            ]
-            for name, place in self.places.items()
-        }
-
     @property
     def size_bytes(self) -> int:
         return self.memory.numel() if self.memory is not None else 0
@@ -123,13 +110,12 @@ class FlatBuffer:
             for name, place in self.places.items()
         ]
 
-    def digests(self) -> dict[str, list[str]]:
-        """Of every chunk, by tensor, computed where the buffer is."""
+    def digests(self) -> dict[str, str]:
+        """Of every tensor, computed where the buffer is."""
         assert self.memory is not None
-        chunks = self.chunks()
         with self._beside():
-            found = iter(digests(self.memory, [chunk for listed in chunks.values() for chunk in listed]))
-        return {name: [multilinear_name(next(found)) for _ in listed] for name, listed in chunks.items()}
+            found = digests(self.memory, [(place.offset, place.form.size_bytes) for place in self.places.values()])
+        return dict(zip(self.places, found, strict=True))
 
     def write(self, filling: Filling) -> int:
         """As a safetensors file; its size. Raises NoRoomError."""

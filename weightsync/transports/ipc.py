@@ -15,11 +15,10 @@ from physarum.weightsync.dtypes import by_name
 from physarum.weightsync.errors import ChunkAlteredError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, TensorEntry
-from physarum.weightsync.multilinear import ROW_BYTES
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.target import PauseMode, WeightTarget
 
-_ALIGNED: Final = ROW_BYTES
+ALIGNED: Final = 4096
 """Bytes: digests are of whole rows, SGLang views a piece of the buffer as the tensor's dtype, kernels read whole vectors."""
 
 
@@ -75,5 +74,5 @@ def _places(file: HeldFile, tensors: Sequence[TensorEntry]) -> tuple[list[Any], 
     end = 0
     for one in tensors:
         places.append([one.name, by_name(one.dtype).name, list(one.shape), file.offset(one.name), end, one.size_bytes])
-        end += -(-one.size_bytes // _ALIGNED) * _ALIGNED
+        end += -(-one.size_bytes // ALIGNED) * ALIGNED
     return places, end

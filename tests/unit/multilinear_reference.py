@@ -1,16 +1,4 @@
-"""A digest that a device computes as fast as it reads: multilinear hashing of 32-bit words, 128 bits, on the host.
-
-Rows of 1024 little-endian 32-bit words w (the last padded with zeros), two lanes with keys of their own:
-
-    row r:   s_r = sum_j w_rj * a_j          (mod 2^64)
-    chunk:   t   = sum_r mix(s_r) * b_r      (mod 2^64)
-    lane:    mix(t xor bytes)
-
-Sums of products with random 64-bit keys find any difference in 32-bit words but with a chance of 2^-32 a lane (Carter and
-Wegman 1981; Lemire and Kaser, "Strongly universal string hashing is fast", 2014, theorem on multilinear hashing); the keys
-here are fixed, so this guards against damage, not against an adversary: that is blake3's. `mix` is the finaliser of
-SplitMix64 (Steele, Lea, Flood 2014), whose output also makes the keys. device/multilinear.py is the same on a device.
-"""
+"""The definition in device/multilinear.py, written down once more, for the host."""
 
 from __future__ import annotations
 
