@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ class Tally:
         self.tokens_generated: int | None = None
         self.versions: set[str] = set()
         self.pauses_s: list[float] = []
+        self.transports: Counter[str] = Counter()
         self.engine_start_s: float | None = None
         self.ready_at: dict[int, float] = {}
         self._generating: list[Interval] = []
@@ -54,6 +56,7 @@ class Tally:
                 self.versions.add(str(values["version"]))
             case "swap":
                 self.pauses_s.append(float(values["pause_s"]))
+                self.transports[str(values["transport"])] += 1
             case "trainer_ready":
                 self.ready_at.setdefault(int(values["epoch"]), metric.at)
             case "engine_start":
@@ -115,6 +118,7 @@ def build(facts: Facts, tally: Tally, closed: Account) -> dict[str, Any]:
         "multi_version_samples": sum(step.multi_version_samples for step in steps),
         "pause_p50_s": _rounded(percentile(tally.pauses_s, 0.50)),
         "pause_p99_s": _rounded(percentile(tally.pauses_s, 0.99)),
+        "weight_updates": dict(tally.transports),
         "model_dir": facts.done.model if facts.done else None,
         "account": closed.to_dict(),
     }

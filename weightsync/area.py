@@ -33,6 +33,8 @@ _USED: Final = "used"
 _SPARES: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _NAME_DIGITS: Final = 8
+_BLOCK_BYTES: Final = 512
+"""Of st_blocks, whatever the file system's blocks are (stat(2))."""
 
 
 class SharedArea:
@@ -222,6 +224,9 @@ class Filling:
 
     def reserve(self, size_bytes: int) -> None:
         """The file has at least this size, and room for it. Raises NoRoomError."""
+        state = os.fstat(self.descriptor)
+        if state.st_size >= size_bytes and state.st_blocks * _BLOCK_BYTES >= size_bytes:
+            return  # it is there; to ask the system page by page takes as long as to copy
         try:
             os.posix_fallocate(self.descriptor, 0, size_bytes)
         except OSError as error:

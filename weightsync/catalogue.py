@@ -74,12 +74,15 @@ class Catalogue:
         versions = [version for version in self._held if version.model == model]
         return self._held[max(versions)] if versions else None
 
-    def chunk(self, digest: str) -> tuple[HeldFile, memoryview] | None:
-        """A chunk of a version that is one file, to be read while it is in use; None: ask the store."""
+    def chunk(self, digest: str) -> tuple[HeldFile, int, int] | None:
+        """(File, offset, bytes) of a chunk of a version that is one file, to be read while that is in use.
+
+        None: ask the store.
+        """
         for whole in reversed(self._whole.values()):
             place = whole.places.get(digest)
             if place is not None:
-                return whole.file, whole.file.slice(*place)
+                return whole.file, *place
         return None
 
     def put(self, manifest: Manifest, filled: str | None = None) -> bool:

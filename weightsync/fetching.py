@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from physarum.weightsync.area import Filling, SharedArea
+from physarum.weightsync.chunk_reader import ChunkReader
 from physarum.weightsync.digest import verify
 from physarum.weightsync.errors import (
     ChunkAlteredError,
@@ -23,6 +26,7 @@ from physarum.weightsync.errors import (
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import Form, Layout, lay_out
 from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.mappings import memory_of
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.service_client import CheckpointClient
 
@@ -69,28 +73,35 @@ class Fetch:
         return file
 
     async def _fill(self, filling: Filling, sources: Sequence[CheckpointClient]) -> None:
-        """Workers share one iterator, so `concurrency` chunks are under way. The first failure ends all."""
-        queue = iter(self._manifest.sizes().items())
+        """Threads share one iterator, so as many chunks are under way as there are threads. The first failure ends all."""
+        memory = await in_thread(self._memory, filling)
+        holders = [(await source.data_url(), source.token, source.timeout_s) for source in sources]
         base, known = await in_thread(self._open_base)
-
-        async def work() -> None:
-            for digest, size in queue:
-                if digest in known and base is not None and await in_thread(self._copy, filling, base, digest, known):
-                    self.reused += size
-                else:
-                    data = await self._get(digest, size, sources)
-                    await in_thread(self._put, filling, digest, data)
-                    self.fetched += size
-
-        workers = [asyncio.create_task(work()) for _ in range(self._concurrency)]
+        threads = [
+            _Thread(self, filling, memory, base, known, [ChunkReader(*holder) for holder in holders])
+            for _ in range(self._concurrency)
+        ]
+        queue = _Queue(self._manifest.sizes())
+        # Threads of their own: they wait for others, and must not keep this process's from its work.
+        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="fetch")
         try:
-            await asyncio.gather(*workers)
+            await asyncio.gather(*(asyncio.wrap_future(pool.submit(thread.run, queue)) for thread in threads))
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+            queue.end()
+            for thread in threads:
+                thread.close()
+            await in_thread(pool.shutdown)
+            for thread in threads:
+                self.fetched += thread.fetched
+                self.reused += thread.reused
+                self.altered += thread.altered
             if base is not None:
                 base.close()
+
+    def _memory(self, filling: Filling) -> memoryview:
+        """All of the file, to be written in place."""
+        filling.reserve(self._layout.size_bytes)
+        return memoryview(memory_of(filling.descriptor, writable=True))
 
     def _open_base(self) -> tuple[HeldFile | None, dict[str, tuple[int, int]]]:
         """The version before, and where its chunks are; nothing, where it is not here or damaged."""
@@ -106,32 +117,97 @@ class Fetch:
                 file.close()
             return None, {}
 
-    def _copy(self, filling: Filling, base: HeldFile, digest: str, known: dict[str, tuple[int, int]]) -> bool:
-        data = base.slice(*known[digest])
+    def places(self, digest: str) -> list[int]:
+        """Every offset at which a chunk stands."""
+        return self._places[digest]
+
+
+class _Queue:
+    """Chunks still to be brought, for several threads; `end` leaves none."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._chunks = iter(sizes.items())
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def next(self) -> tuple[str, int] | None:
+        with self._lock:
+            return None if self._ended else next(self._chunks, None)
+
+    def end(self) -> None:
+        self._ended = True
+
+
+class _Thread:
+    """One of those that fill a version; each has connections of its own."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        filling: Filling,
+        memory: memoryview,
+        base: HeldFile | None,
+        known: Mapping[str, tuple[int, int]],
+        readers: Sequence[ChunkReader],
+    ) -> None:
+        self.fetched = self.reused = self.altered = 0
+        self._fetch = fetch
+        self._filling = filling
+        self._memory = memory
+        self._base = base
+        self._known = known
+        self._readers = readers
+
+    def run(self, queue: _Queue) -> None:
         try:
-            verify(data, digest, f"{self._area.folder}, version before {self._manifest.label}")
+            while (chunk := queue.next()) is not None:
+                self._bring(*chunk)
+        except BaseException:
+            queue.end()
+            raise
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+    def _bring(self, digest: str, size: int) -> None:
+        first, *others = self._fetch.places(digest)
+        if self._copied(digest, [first, *others]):
+            self.reused += size
+            return
+        self._read(digest, self._memory[first : first + size])
+        self.fetched += size
+        for offset in others:
+            self._filling.write(self._memory[first : first + size], offset)
+
+    def _copied(self, digest: str, offsets: Sequence[int]) -> bool:
+        """From the version before, if it has the chunk undamaged."""
+        if self._base is None or digest not in self._known:
+            return False
+        data = self._base.slice(*self._known[digest])
+        try:
+            verify(data, digest, "the version before")
         except ChunkAlteredError as error:
             _log.warning("%s; it is fetched again", error)
             return False
-        self._put(filling, digest, data)
+        for offset in offsets:
+            self._filling.write(data, offset)
         return True
 
-    def _put(self, filling: Filling, digest: str, data: bytes | memoryview) -> None:
-        for offset in self._places[digest]:
-            filling.write(data, offset)
-
-    async def _get(self, digest: str, size: int, sources: Sequence[CheckpointClient]) -> bytes:
+    def _read(self, digest: str, target: memoryview) -> None:
         """From the first source that has it unaltered. Raises what the last one failed with."""
         last: Exception = ChunkMissingError(f"chunk {digest} has no source; name at least one checkpoint service")
-        for source in sources:
+        for reader in self._readers:
             try:
-                return await source.get_chunk(digest, size)
+                reader.read_into(digest, target)
             except ChunkAlteredError as error:
                 self.altered += 1
                 last = error
             except (ChunkMissingError, ServiceUnreachableError, ServiceRefusedError) as error:
                 last = error
-            _log.warning("chunk %s is not taken from %s: %s", digest, source.url, last)
+            else:
+                return
+            _log.warning("chunk %s is not taken from %s: %s", digest, reader.url, last)
         raise last
 
 

@@ -34,6 +34,9 @@ class Counters:
     unauthorized: int = 0
     bytes_freed: int = 0
 
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
     def prometheus(self) -> str:
         lines: list[str] = []
         for counter in fields(self):

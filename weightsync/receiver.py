@@ -41,7 +41,7 @@ from physarum.weightsync.transports.transport import Transport
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_CONCURRENCY: Final = 8
+DEFAULT_CONCURRENCY: Final = 4
 
 State = Literal["staged", "verified"]
 """How far a version has come before the engine is touched."""

@@ -2,7 +2,8 @@
 
     POST /v1/missing              JSON list of digests       -> JSON list of those that are absent
     PUT  /v1/chunks/{digest}      bytes                      -> 201 stored, 200 known, 422 digest does not match, 507 disk full
-    GET  /v1/chunks/{digest}      (Range allowed)            -> the bytes, by sendfile
+    GET  /v1/chunks/{digest}      (Range allowed)            -> the bytes (chunk_route.py)
+    GET  /v1/data                                            -> JSON port where chunks are served faster, or 404
     PUT  /v1/manifests/{label}    MessagePack                -> 201 new, 200 known, 409 older, other content, absent
     PUT  /v1/held/{label}?name=N  MessagePack                -> the same; 404: no file N was filled on this host
     GET  /v1/manifests/{label}                               -> MessagePack
@@ -16,19 +17,20 @@ Invariant: whatever can be fetched was verified when it came in. With a token ev
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from physarum.bus.errors import CodecError
 from physarum.weightsync.answers import json_answer, no_room, refusal
+from physarum.weightsync.authentication import authentication
 from physarum.weightsync.catalogue import DEFAULT_GRACE_S, Catalogue
+from physarum.weightsync.chunk_route import ChunkRoute
 from physarum.weightsync.chunks import ChunkStore
+from physarum.weightsync.data_server import DataServer
 from physarum.weightsync.digest import is_digest
 from physarum.weightsync.errors import (
     ChunkAlteredError,
@@ -48,8 +50,6 @@ Pinned = Callable[[], Awaitable[Collection[str] | None]]
 """Labels that stay; None: not known now, so none is let go."""
 
 LARGEST_BODY_BYTES: Final = 64 * 1024 * 1024
-_PIECE_BYTES: Final = 1 << 20
-_CHUNKS: Final = "/v1/chunks/"
 
 
 class CheckpointService:
@@ -62,8 +62,11 @@ class CheckpointService:
         keep_last: int | None,
         grace_s: float,
         pinned: Pinned,
+        data: DataServer | None,
     ) -> None:
         self.counters = Counters()
+        self.chunks = ChunkRoute(catalogue, self.counters)
+        self._data = data
         self._catalogue = catalogue
         self._store = catalogue.store
         self._on_manifest = on_manifest
@@ -76,7 +79,8 @@ class CheckpointService:
         return [
             web.post("/v1/missing", self.missing),
             web.put("/v1/chunks/{digest}", self.put_chunk),
-            web.get("/v1/chunks/{digest}", self.get_chunk),
+            web.get("/v1/chunks/{digest}", self.chunks.get),
+            web.get("/v1/data", self.data),
             web.put("/v1/manifests/{label}", self.put_manifest),
             web.put("/v1/held/{label}", self.put_manifest),
             web.get("/v1/manifests/{label}", self.get_manifest),
@@ -111,39 +115,10 @@ class CheckpointService:
         self.counters.chunks_known += not new
         return web.Response(status=201 if new else 200)
 
-    async def get_chunk(self, request: web.Request) -> web.StreamResponse:
-        digest = request.match_info["digest"]
-        held = self._catalogue.chunk(digest)
-        if held is not None:
-            with held[0].using() as is_here:
-                if is_here:
-                    return await self._send(request, held[1])
-        size = await asyncio.to_thread(self._store.size, digest) if is_digest(digest) else None
-        if size is None:
-            return refusal(404, f"chunk {digest[:80]} is not here; it was given up with its version, or never came")
-        return web.FileResponse(self._store.path(digest))
-
-    async def _send(self, request: web.Request, data: memoryview) -> web.StreamResponse:
-        """A part of a file in memory, or a range of it. Raises HTTPRequestRangeNotSatisfiable."""
-        try:
-            wanted = request.http_range
-        except ValueError as error:
-            raise web.HTTPRequestRangeNotSatisfiable(text=str(error)) from error
-        part = data[wanted]
-        whole = wanted.start is None and wanted.stop is None
-        response = web.StreamResponse(status=200 if whole else 206)
-        response.content_type = "application/octet-stream"
-        response.content_length = part.nbytes
-        if not whole:
-            start, stop, _ = wanted.indices(data.nbytes)
-            response.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{data.nbytes}"
-        await response.prepare(request)
-        for start in range(0, part.nbytes, _PIECE_BYTES):
-            await response.write(part[start : start + _PIECE_BYTES])
-        await response.write_eof()
-        self.counters.chunks_out += 1
-        self.counters.bytes_out += part.nbytes
-        return response
+    async def data(self, request: web.Request) -> web.Response:
+        if self._data is None:
+            return refusal(404, "chunks are served here")
+        return json_answer({"port": self._data.port})
 
     async def put_manifest(self, request: web.Request) -> web.Response:
         label = request.match_info["label"]
@@ -190,14 +165,8 @@ class CheckpointService:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(text=self.counters.prometheus(), content_type="text/plain")
-
-    async def count_sent(self, request: web.Request, response: web.StreamResponse) -> None:
-        """A signal handler: by now the length is known, of a part as of the whole."""
-        chunk = request.path.startswith(_CHUNKS)
-        if chunk and isinstance(response, web.FileResponse) and response.status < 300:
-            self.counters.chunks_out += 1
-            self.counters.bytes_out += response.content_length or 0
+        counters = self.counters if self._data is None else self.counters + self._data.counters
+        return web.Response(text=counters.prometheus(), content_type="text/plain")
 
     async def _accepted(self, manifest: Manifest, new: bool) -> None:
         """A known manifest is announced again: the publisher repeats itself when the first announcement failed."""
@@ -220,34 +189,22 @@ def checkpoint_app(
     keep_last: int | None = None,
     grace_s: float = DEFAULT_GRACE_S,
     pinned: Pinned | None = None,
+    data: DataServer | None = None,
 ) -> web.Application:
     """The service as an application to be run by its owner. `on_manifest` is awaited before the publisher is answered,
-    and again for each repetition of the same manifest; `pinned` says which versions stay whatever becomes old.
+    and again for each repetition of the same manifest; `pinned` says which versions stay whatever becomes old; `data`
+    serves chunks faster, at a port of its own.
 
     Raises ValueError when `manifests` keeps its chunks in another store.
     """
     if manifests.store is not store:
         raise ValueError(f"the catalogue's chunks are in {manifests.store.folder}, expected {store.folder}")
-    service = CheckpointService(manifests, on_manifest, keep_last, grace_s, pinned or _nothing)
-    app = web.Application(client_max_size=LARGEST_BODY_BYTES, middlewares=[_authentication(token, service.counters)])
+    service = CheckpointService(manifests, on_manifest, keep_last, grace_s, pinned or _nothing, data)
+    app = web.Application(client_max_size=LARGEST_BODY_BYTES, middlewares=[authentication(token, service.counters)])
     app.add_routes(service.routes())
-    app.on_response_prepare.append(service.count_sent)
+    app.on_response_prepare.append(service.chunks.count_sent)
     return app
 
 
 async def _nothing() -> Collection[str]:
     return ()
-
-
-def _authentication(token: str | None, counters: Counters) -> Middleware:
-    expected = None if token is None else f"Bearer {token}".encode()
-
-    @web.middleware
-    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
-        if expected is not None and not hmac.compare_digest(given, expected):
-            counters.unauthorized += 1
-            return refusal(401, "the token is absent or wrong; send Authorization: Bearer TOKEN")
-        return await handler(request)
-
-    return authenticate

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
 
-from physarum.weightsync.digest import Bytes, verify
-from physarum.weightsync.errors import (
-    ChunkAlteredError,
-    ChunkMissingError,
-    ChunksAbsentError,
-    ServiceRefusedError,
-    ServiceUnreachableError,
-)
+from physarum.weightsync.digest import Bytes
+from physarum.weightsync.errors import ChunksAbsentError, ServiceRefusedError, ServiceUnreachableError
 from physarum.weightsync.manifest import Manifest, decode_manifest, encode_manifest
 
 DEFAULT_TIMEOUT_S: Final = 30.0
@@ -26,6 +21,10 @@ class _Refusal(msgspec.Struct):
     missing: list[str] = []
 
 
+class _Data(msgspec.Struct):
+    port: int
+
+
 class CheckpointClient:
     """Speaks to the service at `url`. `timeout_s` bounds each call; the session is the caller's."""
 
@@ -33,6 +32,8 @@ class CheckpointClient:
         self, url: str, token: str | None, session: aiohttp.ClientSession, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
         self.url = url.rstrip("/")
+        self.token = token
+        self.timeout_s = timeout_s
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.session = session
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -44,21 +45,14 @@ class CheckpointClient:
     async def put_chunk(self, digest: str, data: Bytes) -> None:
         await self._call("PUT", f"/v1/chunks/{digest}", data)
 
-    async def get_chunk(self, digest: str, size: int) -> bytes:
-        """The verified bytes. Raises ChunkMissingError, ChunkAlteredError."""
+    async def data_url(self) -> str:
+        """Where the service serves chunks by: an address for them alone, or its own."""
         try:
-            data = await self._call("GET", f"/v1/chunks/{digest}", largest=size)
-        except ServiceRefusedError as error:
-            if error.status != 404:
-                raise
-            raise ChunkMissingError(f"{self.url} does not hold chunk {digest}") from error
-        if len(data) != size:
-            more = "more than " if len(data) > size else ""
-            raise ChunkAlteredError(
-                f"chunk {digest} from {self.url} is {more}{min(len(data), size)} bytes, expected {size}"
-            )
-        verify(data, digest, f"chunk from {self.url}")
-        return data
+            answer = msgspec.json.decode(await self._call("GET", "/v1/data"), type=_Data)
+        except (ServiceRefusedError, ServiceUnreachableError, msgspec.DecodeError):
+            return self.url  # whoever reads there is told what is wrong, for each chunk
+        parts = urlsplit(self.url)
+        return urlunsplit((parts.scheme, f"{parts.hostname}:{answer.port}", "", "", ""))
 
     async def put_manifest(self, manifest: Manifest) -> None:
         """Raises ChunksAbsentError when chunks must be sent (again), else ServiceRefusedError."""
@@ -77,15 +71,13 @@ class CheckpointClient:
     async def get_manifest(self, label: str) -> Manifest:
         return decode_manifest(await self._call("GET", f"/v1/manifests/{label}"))
 
-    async def _call(self, method: str, path: str, body: Bytes | None = None, largest: int | None = None) -> bytes:
+    async def _call(self, method: str, path: str, body: Bytes | None = None) -> bytes:
         where = f"{method} {self.url}{path}"
         try:
             async with self.session.request(
                 method, self.url + path, data=body, headers=self._headers, timeout=self._timeout
             ) as response:
-                # One byte more than expected shows that there is more; the rest is never read into memory.
-                reading = response.content.read(-1) if largest is None or response.status >= 400 else None
-                data = await (reading or _at_most(response.content, largest or 0))
+                data = await response.read()
         except TimeoutError as error:
             raise ServiceUnreachableError(f"{where} had no answer within {self._timeout.total:g} s") from error
         except aiohttp.ClientError as error:
@@ -93,17 +85,6 @@ class CheckpointClient:
         if response.status >= 400:
             raise _refused(where, response.status, data)
         return data
-
-
-async def _at_most(content: aiohttp.StreamReader, size: int) -> bytes:
-    parts: list[bytes] = []
-    held = 0
-    async for part in content.iter_any():
-        parts.append(part)
-        held += len(part)
-        if held > size:
-            break
-    return b"".join(parts)
 
 
 def _refused(where: str, status: int, body: bytes) -> ServiceRefusedError | ChunksAbsentError:

@@ -23,6 +23,7 @@ from physarum.bus.blobs import BlobStore
 from physarum.configs.secrets import read_secret
 from physarum.weightsync.catalogue import Catalogue
 from physarum.weightsync.chunks import ChunkStore
+from physarum.weightsync.data_server import DataServer
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.server import checkpoint_app
 
@@ -48,6 +49,16 @@ class CheckpointActor(Actor):
                 catalogue.close()
 
     async def _serve(self, store: ChunkStore, catalogue: Catalogue, token: str | None) -> None:
+        data = DataServer(catalogue, token, _EVERYWHERE if token else _LOOPBACK)
+        await data.start()
+        try:
+            await self._serve_versions(store, catalogue, token, data)
+        finally:
+            await data.close()
+
+    async def _serve_versions(
+        self, store: ChunkStore, catalogue: Catalogue, token: str | None, data: DataServer
+    ) -> None:
         app = checkpoint_app(
             store,
             catalogue,
@@ -55,6 +66,7 @@ class CheckpointActor(Actor):
             self._on_manifest,
             self.config.checkpoint.keep_last,
             pinned=lambda: pinned(self.context),
+            data=data,
         )
         blobs = BlobStore(self._blob_folder())
         app.add_routes(BlobService(blobs, self.config.blobs.largest_bytes).routes())

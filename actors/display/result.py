@@ -27,6 +27,7 @@ def summary_rows(name: str, summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("oldest trained token", f"age {_plain(summary['max_trained_age'])} (bound {summary['age_bound']})"),
         ("samples of several versions", _plain(summary["multi_version_samples"])),
         ("weight-update pause p50, p99", f"{_seconds(summary['pause_p50_s'])}, {_seconds(summary['pause_p99_s'])}"),
+        ("weight updates by transport", _counts(summary["weight_updates"])),
         ("model", _plain(summary["model_dir"])),
         ("account", account_line(account)),
     ]
@@ -67,3 +68,7 @@ def _seconds(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _counts(values: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in values.items()) or "-"

@@ -21,6 +21,7 @@ from aiohttp import web
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.catalogue import Catalogue
 from physarum.weightsync.chunks import ChunkStore
+from physarum.weightsync.data_server import DataServer
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import FILE_NAME
 from physarum.weightsync.receiver import Receiver, SwapRecord
@@ -103,12 +104,15 @@ async def serve(spec: PartSpec) -> None:
     store = ChunkStore(folder / "chunks", False)
     with area.served():
         catalogue = Catalogue(folder / "manifests", store, False, area)
-        runner = web.AppRunner(checkpoint_app(store, catalogue, None, None, 1, -1.0), access_log=None)
+        data = DataServer(catalogue, None, "127.0.0.1")
+        await data.start()
+        runner = web.AppRunner(checkpoint_app(store, catalogue, None, None, 1, -1.0, data=data), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         _say({"url": f"http://127.0.0.1:{runner.addresses[0][1]}"})
         await asyncio.to_thread(sys.stdin.read)
         await runner.cleanup()
+        await data.close()
         catalogue.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from aiohttp.test_utils import TestServer
 from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.catalogue import Catalogue
+from physarum.weightsync.chunk_reader import ChunkReader
 from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.publisher import upload
@@ -95,3 +97,14 @@ async def publish(
         )
     finally:
         snapshot.close()
+
+
+async def read_chunk(url: str, digest: str, size: int, timeout_s: float = 30.0) -> bytes:
+    """A chunk as receivers read it."""
+    reader = ChunkReader(url, TOKEN, timeout_s)
+    target = bytearray(size)
+    try:
+        await asyncio.to_thread(reader.read_into, digest, memoryview(target))
+    finally:
+        reader.close()
+    return bytes(target)

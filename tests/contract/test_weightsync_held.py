@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
-from checkpoint_service import TOKEN, Service, publish, running_service, tensors
+from checkpoint_service import TOKEN, Service, publish, read_chunk, running_service, tensors
 from test_weightsync_receiver import StubEngine, same
 
 from physarum.bus.version import Version
@@ -146,7 +146,7 @@ async def test_a_service_that_is_started_anew_still_has_the_versions(tmp_path: P
             client = CheckpointClient(second.url, TOKEN, session)
             assert (await client.get_manifest("policy@1.1")) == manifest
             digest, size = next(iter(manifest.sizes().items()))
-            assert len(await client.get_chunk(digest, size)) == size
+            assert len(await read_chunk(client.url, digest, size)) == size
             assert area.labels() == ["policy@1.1"]
 
 
@@ -190,7 +190,7 @@ async def test_parts_of_a_chunk_are_answered(service: Service, client: Checkpoin
     manifest = await publish(service, client, 1, tensors(1), area=area)
     digest = next(iter(manifest.sizes()))
     headers = {"Authorization": f"Bearer {TOKEN}", "Range": "bytes=8-15"}
-    whole = await client.get_chunk(digest, 128)
+    whole = await read_chunk(client.url, digest, 128)
     async with client.session.get(f"{service.url}/v1/chunks/{digest}", headers=headers) as response:
         assert (response.status, response.headers["Content-Range"]) == (206, "bytes 8-15/128")
         assert await response.read() == whole[8:16]

@@ -68,8 +68,8 @@ def test_a_whole_run() -> None:
         metric("publish", version="policy@1.0"),
         metric("publish", version="policy@1.1"),
         metric("publish", version="policy@1.1"),
-        metric("swap", pause_s=0.1),
-        metric("swap", pause_s=0.3),
+        metric("swap", pause_s=0.1, transport="ipc"),
+        metric("swap", pause_s=0.3, transport="disk"),
         metric("engine_start", seconds=40.0),
         metric("engine_start", seconds=30.0),
     ):
@@ -114,6 +114,7 @@ def test_a_whole_run() -> None:
         "multi_version_samples": 4,
         "pause_p50_s": 0.2,
         "pause_p99_s": 0.298,
+        "weight_updates": {"ipc": 1, "disk": 1},
         "model_dir": "/m",
     }
 

@@ -32,7 +32,8 @@ _SLAB_ROWS = 1 << 14
 def digests(buffer: Tensor, pieces: list[tuple[int, int]]) -> list[str]:
     """32 hex digits for each (offset, bytes) of `buffer` (uint8, contiguous). Offsets are multiples of ROW_BYTES, and from a
     piece's last byte to the next such multiple the buffer is zero."""
-    sums = row_sums(buffer)
+    end = max((offset + -(-size // ROW_BYTES) * ROW_BYTES for offset, size in pieces), default=0)
+    sums = row_sums(buffer[:end])
     rows = [-(-size // ROW_BYTES) for _, size in pieces]
     count, device = len(pieces), buffer.device
     lengths = torch.tensor(rows, device=device)
