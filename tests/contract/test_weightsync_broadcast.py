@@ -108,7 +108,7 @@ async def test_every_version_reaches_all_verified(sender: Sender, receivers: Cal
     first, second = receivers("engine-0"), receivers("engine-1")
     sender.version(0)
     sender.form("1.1", ("engine-0", "engine-1"))
-    for number in (1, 2, 3):
+    for number in (1, 2):
         manifest = sender.version(number)
         one = sender.round(manifest, LIMIT_S)
         for receiver in (first, second):
@@ -121,7 +121,7 @@ async def test_every_version_reaches_all_verified(sender: Sender, receivers: Cal
             await receiver.clear()
     third = receivers("engine-2")
     sender.form("1.2", ("engine-0", "engine-1", "engine-2"))
-    manifest = sender.version(4)
+    manifest = sender.version(3)
     one = sender.round(manifest, LIMIT_S)
     everybody = (first, second, third)
     for receiver in everybody:
@@ -150,6 +150,7 @@ async def test_what_is_not_the_manifests_is_not_taken(
     await receiver.clear()
 
 
+@pytest.mark.slow
 async def test_who_stays_away_costs_a_deadline_and_the_others_fetch(
     sender: Sender, receivers: Callable[[str], NcclTransport]
 ) -> None:
@@ -170,7 +171,7 @@ async def test_who_stays_away_costs_a_deadline_and_the_others_fetch(
     await receiver.clear()
 
 
-@pytest.mark.parametrize("victim", ["sender", "receiver"])
+@pytest.mark.parametrize("victim", [pytest.param("sender", marks=pytest.mark.slow), "receiver"])
 async def test_an_agent_killed_between_two_broadcasts_is_replaced(
     sender: Sender, receivers: Callable[[str], NcclTransport], victim: str
 ) -> None:
@@ -186,9 +187,9 @@ async def test_an_agent_killed_between_two_broadcasts_is_replaced(
     assert agent.pid is not None
     os.kill(agent.pid, signal.SIGKILL)
     manifest = sender.version(2)
-    receiver.join(sender.round(manifest, 8.0))
+    receiver.join(sender.round(manifest, 3.0))
     with pytest.raises(DeviceError):
-        await sender.send(manifest, 5.0)
+        await sender.send(manifest, 2.0)
     assert not await receiver.arrived(manifest)
     await receiver.clear()
     sender.form("1.2", ("engine-0",))

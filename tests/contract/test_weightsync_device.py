@@ -82,7 +82,7 @@ async def test_only_the_tensors_that_changed_reach_the_device(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("moment", ["stage", "payload"])
+@pytest.mark.parametrize("moment", ["stage", pytest.param("payload", marks=pytest.mark.slow)])
 async def test_an_agent_that_is_killed_leaves_the_engine_as_it_was(
     engine: LiveEngine,
     service: Service,

@@ -129,7 +129,7 @@ def _save_model(folder: Path, kind: str, **settings: Any) -> None:
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2-sequence-parallel": ("tied", {"ranks": 2, "tp": 2}),
     "pp2": ("tied", {"ranks": 2, "pp": 2}),
-    "cp2": ("untied", {"ranks": 2, "cp": 2}),
+    "cp2": ("tied", {"ranks": 2, "cp": 2}),
     "ep2": ("moe", {"ranks": 2, "ep": 2}),
 }
 SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,7 +138,7 @@ SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2-tied": ("tied", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
     "tp2-sequence-parallel-untied": ("untied", {"ranks": 2, "tp": 2}),
     "pp2-untied": ("untied", {"ranks": 2, "pp": 2}),
-    "cp2-tied": ("tied", {"ranks": 2, "cp": 2}),
+    "cp2-untied": ("untied", {"ranks": 2, "cp": 2}),
     "cp2-experts": ("moe", {"ranks": 2, "cp": 2}),
     "tp2-experts": ("moe", {"ranks": 2, "tp": 2}),
     "tp2-ep2-etp1": ("moe", {"ranks": 2, "tp": 2, "ep": 2, "etp": 1}),
