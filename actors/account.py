@@ -34,6 +34,7 @@ from physarum.bus.work import DeadLetter
 
 _DUPLICATE: Final = "duplicate"
 _REFUSED: Final = "refused"
+_WITHDRAWN: Final = "withdrawn"
 _TRIMS: Final = 5
 
 
@@ -131,6 +132,7 @@ def close_account(
     trained, masked, double = _planned(done)
     disposed = trained | masked
     dropped, duplicates = _dropped(done, disposed)
+    dropped |= _withdrawn(records, disposed | dropped.keys())
     disposed |= dropped.keys()
     there = set(present)
     dead_now = set(dead)
@@ -213,6 +215,14 @@ def _dropped(done: Iterable[Settled], planned: set[Logical]) -> tuple[dict[Logic
             else:
                 dropped[logical] = reason
     return dropped, duplicates
+
+
+def _withdrawn(records: Sequence[Numbered], placed: set[Logical]) -> dict[Logical, str]:
+    """What the withdrawn plans held; until the trainer's takeover their steps still count."""
+    plans = [item.record for item in ledger.withdrawn_plans(list(records)) if isinstance(item.record, PlanRecord)]
+    gone = [_logical(one) for plan in plans for one in plan.executions]
+    gone += [_logical(one) for plan in plans for one in plan.dropped if one.reason != _DUPLICATE]
+    return {one: _WITHDRAWN for one in gone if one not in placed}
 
 
 def _refilled(records: Iterable[Numbered], positions: Mapping[str, Issued]) -> set[Logical]:

@@ -16,6 +16,7 @@ ENGINE: Final = "engine"
 TURN: Final = "turn"
 PINS: Final = "pins"
 DEAD_MARK: Final = "dead"
+HOLD: Final = "hold"
 
 
 class TrainerReady(msgspec.Struct, frozen=True):
@@ -34,6 +35,14 @@ class TrainerDone(msgspec.Struct, frozen=True):
     steps: int
     model: str
     at: float
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Training waits after its takeover until it is `released`."""
+
+    reason: str
+    at: float
+    released: bool = False
 
 
 class EvalScore(msgspec.Struct, frozen=True, kw_only=True):

@@ -160,7 +160,23 @@ class RefillRecord(msgspec.Struct, frozen=True, kw_only=True, tag="refill"):
     reason: str = "dead"
 
 
-LedgerRecord: TypeAlias = PlanRecord | StepRecord | DurableRecord | RollbackRecord | GroupClosedRecord | RefillRecord
+class WithdrawRecord(msgspec.Struct, frozen=True, kw_only=True, tag="withdraw"):
+    """Somebody withdrew the versions after `number` (`actorctl weights rollback`): training goes on from that checkpoint.
+
+    Plans after `last_plan` and before this record are never executed again: all that they hold is dropped(withdrawn), and so
+    is every execution with a token of a version after `number` of `epoch` or an earlier one. Whoever writes it needs no lease:
+    it moves the end of the ledger, so the trainer that is at work is refused, and its successor reads it.
+    """
+
+    epoch: int
+    number: int
+    last_plan: int
+    reason: str
+
+
+LedgerRecord: TypeAlias = (
+    PlanRecord | StepRecord | DurableRecord | RollbackRecord | GroupClosedRecord | RefillRecord | WithdrawRecord
+)
 
 
 class Numbered(msgspec.Struct, frozen=True):
@@ -236,6 +252,19 @@ def surviving_steps(records: list[Numbered]) -> list[StepRecord]:
         elif isinstance(item.record, RollbackRecord):
             steps = [step for step in steps if step.plan <= item.record.last_plan]
     return steps
+
+
+def withdrawn_plans(records: list[Numbered]) -> list[Numbered]:
+    """The plans that were withdrawn, in order."""
+    plans: list[Numbered] = []
+    withdrawn: list[Numbered] = []
+    for item in records:
+        if isinstance(item.record, PlanRecord):
+            plans.append(item)
+        elif isinstance(item.record, WithdrawRecord):
+            withdrawn += [plan for plan in plans if plan.sequence > item.record.last_plan]
+            plans = [plan for plan in plans if plan.sequence <= item.record.last_plan]
+    return withdrawn
 
 
 def forks_of(records: list[Numbered]) -> tuple[Fork, ...]:

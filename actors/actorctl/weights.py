@@ -1,17 +1,18 @@
-"""`actorctl weights ls|diff|verify|pin|unpin`: a run's weight versions and who serves them."""
+"""`actorctl weights ls|diff|verify|pin|unpin|rollback|resume`: a run's weight versions and who serves them."""
 
 from __future__ import annotations
 
 import time
 from typing import Annotated, Final, Optional
 
+import msgspec
 import typer
 import uvloop
 
 from physarum.actors.actorctl import exits, target
 from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
 from physarum.actors.context import RunFolder
-from physarum.actors.tools import weights
+from physarum.actors.tools import rolling_back, weights
 from physarum.actors.tools.access import opened
 
 app = group("Weight versions: what was published, what each engine serves, what changed.")
@@ -101,10 +102,48 @@ def unpin(
     _pin(name, version, False, root, as_json, verbose)
 
 
+@app.command("rollback", epilog=exits.HELP)
+def rollback(
+    name: Target,
+    version: Label,
+    reason: Annotated[str, typer.Option(help="Recorded in the ledger.")] = "withdrawn by hand",
+    go_on: Annotated[bool, typer.Option("--go-on", help="Train on at once, without `weights resume`.")] = False,
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Withdraw everything after VERSION, which must have a checkpoint: engines get its weights, training is held there.
+
+    What was trained since, and what withdrawn versions generated, is accounted as dropped(withdrawn).
+    """
+    with exits.reported(verbose):
+        done = uvloop.run(_rolled_back(target.find(name, root), version, reason, not go_on))
+        then = "held until `actorctl weights resume`" if done.held else "training goes on"
+        say(msgspec.to_builtins(done), f"{done.withdrawn_plans} plans after {done.to} are withdrawn; {then}", as_json)
+
+
+@app.command("resume", epilog=exits.HELP)
+def resume(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Let training go on that `weights rollback` holds."""
+    with exits.reported(verbose):
+        was_held = uvloop.run(_released(target.find(name, root)))
+        say({"was_held": was_held}, "training goes on" if was_held else "training was not held", as_json)
+
+
 def _pin(name: str, version: str, wanted: bool, root: Root, as_json: bool, verbose: bool) -> None:
     with exits.reported(verbose):
         labels = uvloop.run(_pinned(target.find(name, root), version, wanted))
         say({"pinned": labels}, f"kept: {', '.join(labels) or 'none beyond the newest'}", as_json)
+
+
+async def _rolled_back(folder: RunFolder, version: str, reason: str, hold: bool) -> rolling_back.RolledBack:
+    async with opened(folder, "weights") as run:
+        return await rolling_back.roll_back(run, version, reason, hold)
+
+
+async def _released(folder: RunFolder) -> bool:
+    async with opened(folder, "weights") as run:
+        return await rolling_back.release(run)
 
 
 async def _view(folder: RunFolder) -> weights.View:

@@ -100,6 +100,9 @@ class TrainerActor(Actor):
         model = self.context.folder.start_model.resolve()
         world = await self._world(model)
         cursor, meta = await self._restore(world, recovery)
+        for item in recovery.withdrawn:
+            assert isinstance(item.record, PlanRecord)
+            cursor.consume(item.sequence, item.record)
         book = Ledger(self.bus, self.publisher, recovery.last_sequence, held.token)
         await book.append(
             RollbackRecord(
@@ -140,7 +143,9 @@ class TrainerActor(Actor):
 
     async def _loop(self, stepper: Stepper, recovery: Recovery, cursor: Cursor) -> None:
         replayed = IntervalSet(sequence for plan in recovery.replay for sequence in _sequences(plan.record))
-        planner = Planner(plan_rules(self.config), _disposed(cursor, recovery), Filters(self.config.filters))
+        planner = Planner(
+            plan_rules(self.config), _disposed(cursor, recovery), Filters(self.config.filters), recovery.withdrawals
+        )
         for decided in recovery.decisions:
             planner.apply(decided)
         intake = Intake(self.context, planner, cursor, replayed)
@@ -172,6 +177,7 @@ class TrainerActor(Actor):
     async def _steps(self, stepper: Stepper, planner: Planner, readiness: Readiness, recovery: Recovery) -> str | None:
         """Trains until a stop condition is met or nothing more can come (its name), or until draining (None)."""
         rule = StopRule(self.config.stop, recovery.trained)
+        await self._released()
         for item in recovery.replay:
             assert isinstance(item.record, PlanRecord)
             if self.context.draining.is_set():
@@ -186,6 +192,23 @@ class TrainerActor(Actor):
             record = await stepper.step(planner, come.waited_s, only_drops=come.what == "drops")
             rule.saw(record, stepper.trained_s)
         return reason
+
+    async def _released(self) -> None:
+        """After versions were withdrawn engines get the good ones at once; training goes on when somebody says so."""
+        holds = self.context.run_register(states.Hold)
+        async with holds.watch(states.HOLD) as changed:
+            while not self.context.draining.is_set():
+                changed.clear()
+                hold = (await holds.get(states.HOLD)).value
+                if hold is None or hold.released:
+                    break
+                self.become("held")
+                _log.warning("training is held: %s; `actorctl weights resume` lets it go on", hold.reason)
+                waits = {asyncio.ensure_future(one.wait()) for one in (changed, self.context.draining)}
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waits:
+                    wait.cancel()
+        self.become("ready")
 
     async def _finish(self, stepper: Stepper, reason: str) -> None:
         """The last version is published, made durable and written in Hugging Face form; then the run is told."""

@@ -121,6 +121,18 @@ class Tally:
         self.multi_version_samples += len({span.version for span in sample.spans}) > 1
 
 
+def is_withdrawn(header: ExecutionHeader, withdrawals: tuple[Fork, ...]) -> bool:
+    """Whether any of its tokens was made by a version that was withdrawn."""
+    versions = {span.version for sample in header.samples for span in sample.spans} if withdrawals else ()
+    return any(_is_after(version, withdrawals) for version in versions)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_after(label: str, withdrawals: tuple[Fork, ...]) -> bool:
+    version = Version.parse(label)
+    return any(version.epoch <= one.epoch and version.number > one.number for one in withdrawals)
+
+
 @functools.lru_cache(maxsize=4096)
 def _years(label: str, at_number: int, forks: tuple[Fork, ...]) -> int:
     """A step's tokens have few versions: each is parsed once."""

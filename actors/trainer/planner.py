@@ -12,7 +12,7 @@ gradient, whatever the stream's policy (`train` excepted): where nothing else ke
 
 from __future__ import annotations
 
-from physarum.actors.trainer.aging import Clock, Tally
+from physarum.actors.trainer.aging import Clock, Tally, is_withdrawn
 from physarum.actors.trainer.drops import Drops
 from physarum.actors.trainer.filtering import Filters
 from physarum.actors.trainer.groups import Arrived, DeadMember, Group, Groups
@@ -31,8 +31,14 @@ class Planner:
     """Forms plans from groups. `disposed` holds the ordinals, per lineage, that left in earlier plans."""
 
     def __init__(
-        self, rules: PlanRules, disposed: dict[str, IntervalSet] | None = None, filters: Filters | None = None
+        self,
+        rules: PlanRules,
+        disposed: dict[str, IntervalSet] | None = None,
+        filters: Filters | None = None,
+        withdrawals: tuple[Fork, ...] = (),
     ) -> None:
+        """`withdrawals`: versions after a number, of an epoch and all before it, whose executions are dropped."""
+        self._withdrawals = withdrawals
         self._rules = rules
         self._disposed = disposed if disposed is not None else {}
         self._turns = Turns(lambda source: rules.age(source).consumption == "wait", self._disposed)
@@ -260,6 +266,8 @@ class Planner:
         without it."""
         if any(sample.tokens > self._rules.max_sequence_tokens for sample in header.samples):
             return "too_long"
+        if is_withdrawn(header, self._withdrawals):
+            return "withdrawn"
         if self.filters.keeps_next:
             self._judge()  # it may be here already
         return None if self.filters.execution(header) else "filtered"
