@@ -93,7 +93,8 @@ class ChunkReader:
         self, where: str, digest: str, response: http.client.HTTPResponse
     ) -> ChunkMissingError | ServiceRefusedError:
         status, text = response.status, response.read(_LARGEST_REFUSAL).decode(errors="replace")
-        self.close()
+        if not response.isclosed():
+            self.close()  # there is more than anybody wants to read
         if status == http.client.NOT_FOUND:
             return ChunkMissingError(f"{self.url} does not hold chunk {digest}")
         return ServiceRefusedError(f"{where} answered {status}: {text}", status, text)

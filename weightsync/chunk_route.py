@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 
 from physarum.weightsync.answers import refusal
-from physarum.weightsync.catalogue import Catalogue
+from physarum.weightsync.chunks import ChunkStore
 from physarum.weightsync.digest import is_digest
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.metrics import Counters
@@ -20,24 +20,35 @@ _SEND_LIMIT_S: Final = 120.0
 """For one chunk: a receiver that takes nothing more must not keep a version from being given up."""
 
 
-class ChunkRoute:
-    """The chunks of `catalogue`, from any event loop."""
+class Chunks(Protocol):
+    """A catalogue, or what a receiver holds."""
 
-    def __init__(self, catalogue: Catalogue, counters: Counters) -> None:
-        self._catalogue = catalogue
+    @property
+    def store(self) -> ChunkStore | None:
+        """Where the chunks are that are in no file."""
+
+    def chunk(self, digest: str) -> tuple[HeldFile, int, int] | None:
+        """(File, offset, bytes) of a chunk; None: it is in no file."""
+
+
+class ChunkRoute:
+    """The chunks of `chunks`, from any event loop."""
+
+    def __init__(self, chunks: Chunks, counters: Counters) -> None:
+        self._chunks = chunks
         self._counters = counters
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         digest = request.match_info["digest"]
-        held = self._catalogue.chunk(digest)
+        held = self._chunks.chunk(digest)
         if held is not None:
             file, offset, size = held
             with file.using() as is_here:
                 if is_here:
                     return await self._send(request, file, offset, size)
-        store = self._catalogue.store
-        found = await asyncio.to_thread(store.size, digest) if is_digest(digest) else None
-        if found is None:
+        store = self._chunks.store
+        known = store is not None and is_digest(digest)
+        if store is None or not known or await asyncio.to_thread(store.size, digest) is None:
             return refusal(404, f"chunk {digest[:80]} is not here; it was given up with its version, or never came")
         return web.FileResponse(store.path(digest))
 

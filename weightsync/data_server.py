@@ -12,8 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from physarum.weightsync.authentication import authentication
-from physarum.weightsync.catalogue import Catalogue
-from physarum.weightsync.chunk_route import ChunkRoute
+from physarum.weightsync.chunk_route import ChunkRoute, Chunks
 from physarum.weightsync.metrics import Counters
 
 _log = logging.getLogger(__name__)
@@ -23,16 +22,16 @@ _END_S: Final = 10.0
 
 
 class DataServer:
-    """Serves `catalogue` at `host`; `port` is the system's choice. Counts into `counters` of its own."""
+    """Serves `chunks` at `host`; `port` is the system's choice. Counts into `counters` of its own."""
 
-    def __init__(self, catalogue: Catalogue, token: str | None, host: str) -> None:
+    def __init__(self, chunks: Chunks, token: str | None, host: str) -> None:
         self.counters = Counters()
         self.port = 0
         self._host = host
         self._app = web.Application(middlewares=[authentication(token, self.counters)])
-        chunks = ChunkRoute(catalogue, self.counters)
-        self._app.add_routes([web.get("/v1/chunks/{digest}", chunks.get)])
-        self._app.on_response_prepare.append(chunks.count_sent)
+        route = ChunkRoute(chunks, self.counters)
+        self._app.add_routes([web.get("/v1/chunks/{digest}", route.get)])
+        self._app.on_response_prepare.append(route.count_sent)
         self._loop = asyncio.new_event_loop()  # asyncio's own, whatever the actor's is
         self._thread = threading.Thread(target=self._main, name="chunks", daemon=True)
 

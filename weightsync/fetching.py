@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from physarum.weightsync.errors import (
     ServiceUnreachableError,
 )
 from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.holdings import Holdings
 from physarum.weightsync.layout import Form, Layout, lay_out
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.mappings import memory_of
@@ -33,12 +35,22 @@ from physarum.weightsync.service_client import CheckpointClient
 _log = logging.getLogger(__name__)
 
 _FILLING: Final = "fetch-"
+_PEER_TIMEOUT_S: Final = 5.0
+"""For a chunk from another receiver: one that hangs must not delay this one; the service has the chunk, too."""
 
 
 class Fetch:
     """One version on its way. `fetched` and `reused` are bytes, by where they came from."""
 
-    def __init__(self, area: SharedArea, manifest: Manifest, base: Manifest | None, concurrency: int) -> None:
+    def __init__(
+        self,
+        area: SharedArea,
+        manifest: Manifest,
+        base: Manifest | None,
+        concurrency: int,
+        holdings: Holdings | None = None,
+    ) -> None:
+        self._holdings = holdings if holdings is not None else Holdings()
         self.fetched = 0
         self.reused = 0
         self.altered = 0
@@ -49,17 +61,19 @@ class Fetch:
         self._layout = lay_out({one.name: Form(one.dtype, one.shape) for one in manifest.tensors}, manifest.label)
         self._places = _places(manifest, self._layout)
 
-    async def run(self, sources: Sequence[CheckpointClient]) -> HeldFile:
-        """The version, held by the area. Raises what the last source of a chunk failed with, or NoRoomError."""
+    async def run(self, sources: Sequence[CheckpointClient], peers: Sequence[str] = ()) -> HeldFile:
+        """The version, held by the area; each chunk is looked for at `peers` (addresses of other hosts' receivers) before the
+        sources. Raises what the last source of a chunk failed with, or NoRoomError."""
         name = f"{_FILLING}{self._manifest.label}"
         await in_thread(self._area.clear_abandoned, _FILLING)
         filling = await in_thread(self._area.begin, name)
         try:
             await in_thread(filling.write, self._layout.header, 0)
-            await self._fill(filling, sources)
+            await self._fill(filling, sources, peers)
             await in_thread(filling.finish, self._layout.size_bytes)
             file = await in_thread(self._hold, name)
         except BaseException:
+            self._holdings.close()
             filling.discard()
             raise
         filling.close()
@@ -72,10 +86,14 @@ class Fetch:
             raise ChunkMissingError(f"{self._manifest.label} was fetched and given up at once: it is no longer wanted")
         return file
 
-    async def _fill(self, filling: Filling, sources: Sequence[CheckpointClient]) -> None:
+    async def _fill(self, filling: Filling, sources: Sequence[CheckpointClient], peers: Sequence[str]) -> None:
         """Threads share one iterator, so as many chunks are under way as there are threads. The first failure ends all."""
         memory = await in_thread(self._memory, filling)
-        holders = [(await source.data_url(), source.token, source.timeout_s) for source in sources]
+        self._holdings.begin(self._manifest, filling.descriptor)
+        token = sources[0].token if sources else None
+        urls = await asyncio.gather(*(source.data_url() for source in sources))
+        holders = [(url, token, _PEER_TIMEOUT_S) for url in peers]
+        holders += [(url, source.token, source.timeout_s) for url, source in zip(urls, sources, strict=True)]
         base, known = await in_thread(self._open_base)
         threads = [
             _Thread(self, filling, memory, base, known, [ChunkReader(*holder) for holder in holders])
@@ -121,12 +139,17 @@ class Fetch:
         """Every offset at which a chunk stands."""
         return self._places[digest]
 
+    def brought(self, digest: str) -> None:
+        """It is in its places, verified: others may have it from here."""
+        self._holdings.add(digest)
+
 
 class _Queue:
-    """Chunks still to be brought, for several threads; `end` leaves none."""
+    """Chunks still to be brought, for several threads; `end` leaves none. In no order: hosts that fetch at the same time then
+    have different ones to give to each other."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._chunks = iter(sizes.items())
+        self._chunks = iter(random.sample(list(sizes.items()), len(sizes)))
         self._lock = threading.Lock()
         self._ended = False
 
@@ -156,18 +179,20 @@ class _Thread:
         self._memory = memory
         self._base = base
         self._known = known
-        self._readers = readers
+        self._readers = list(readers)
+        self._all = tuple(readers)
 
     def run(self, queue: _Queue) -> None:
         try:
             while (chunk := queue.next()) is not None:
                 self._bring(*chunk)
+                self._fetch.brought(chunk[0])
         except BaseException:
             queue.end()
             raise
 
     def close(self) -> None:
-        for reader in self._readers:
+        for reader in self._all:
             reader.close()
 
     def _bring(self, digest: str, size: int) -> None:
@@ -195,16 +220,24 @@ class _Thread:
         return True
 
     def _read(self, digest: str, target: memoryview) -> None:
-        """From the first source that has it unaltered. Raises what the last one failed with."""
+        """From the first source that has it unaltered; one that did not answer is asked for nothing more, unless it is the only
+        one. Raises what the last one failed with."""
         last: Exception = ChunkMissingError(f"chunk {digest} has no source; name at least one checkpoint service")
-        for reader in self._readers:
+        for reader in tuple(self._readers):
             try:
                 reader.read_into(digest, target)
             except ChunkAlteredError as error:
                 self.altered += 1
                 last = error
-            except (ChunkMissingError, ServiceUnreachableError, ServiceRefusedError) as error:
+            except ChunkMissingError as error:
                 last = error
+                continue  # another receiver that has not got it yet
+            except ServiceRefusedError as error:
+                last = error
+            except ServiceUnreachableError as error:
+                last = error
+                if len(self._readers) > 1:
+                    self._readers.remove(reader)
             else:
                 return
             _log.warning("chunk %s is not taken from %s: %s", digest, reader.url, last)

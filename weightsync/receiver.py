@@ -30,6 +30,7 @@ from physarum.weightsync.errors import (
 )
 from physarum.weightsync.fetching import Fetch
 from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.holdings import Holdings
 from physarum.weightsync.layout import Form, check_fits
 from physarum.weightsync.manifest import Manifest, TensorEntry
 from physarum.weightsync.parallel import in_thread
@@ -68,7 +69,8 @@ class Receiver:
     `expected` are the tensors of its model (layout.forms_in): a version that holds others is refused before the pause;
     so is one whose `model_digest` differs. `staging` is this receiver's own; `keep_last` versions stay in its area where no
     checkpoint service keeps them. `turn`: a version that is verified waits in it before the engine is paused. `transport`
-    brings it into the engine; without one the engine reads a folder.
+    brings it into the engine; without one the engine reads a folder. `holdings` are told what is brought to this host, for
+    other receivers.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Receiver:
         chunk_timeout_s: float = 30.0,
         keep_last: int = 2,
         transport: Transport | None = None,
+        holdings: Holdings | None = None,
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         on_state: Callable[[str, State], None] = lambda label, state: None,
     ) -> None:
@@ -101,6 +104,7 @@ class Receiver:
         self._chunk_timeout_s = chunk_timeout_s
         self._keep_last = keep_last
         self._transport: Transport = transport or DiskTransport(target, staging)
+        self._holdings = holdings
         self._turn = turn
         self._on_state = on_state
         self._manifest: Manifest | None = None
@@ -109,8 +113,11 @@ class Receiver:
         """Of the newest version that this receiver brought to its host."""
         self._one_at_a_time = asyncio.Lock()
 
-    async def apply(self, manifest: Manifest, source_urls: Sequence[str], token: str | None) -> SwapRecord:
-        """Brings the engine to `manifest`; sources are tried in the order given, for each chunk.
+    async def apply(
+        self, manifest: Manifest, source_urls: Sequence[str], token: str | None, peers: Sequence[str] = ()
+    ) -> SwapRecord:
+        """Brings the engine to `manifest`; sources are tried in the order given, for each chunk, and before them `peers`, other
+        hosts' receivers.
 
         Raises StaleVersionError, ManifestError, UpdateRefusedError, ChunkMissingError, ChunkAlteredError, NoRoomError,
         DeviceError, ServiceUnreachableError, ServiceRefusedError: the engine serves what it served. EngineQuarantineError:
@@ -121,7 +128,7 @@ class Receiver:
             started = time.perf_counter()
             changed = changed_tensors(manifest, self._manifest)
             try:
-                file, fetched = await self._at_hand(manifest, source_urls, token)
+                file, fetched = await self._at_hand(manifest, source_urls, token, peers)
                 self._on_state(manifest.label, "staged")
                 with file or nullcontext():
                     await self._prepare(file, manifest, changed)
@@ -166,6 +173,8 @@ class Receiver:
         """Removes what is staged. The engine needs none of it."""
         async with self._one_at_a_time:
             await self._transport.close()
+            if self._holdings is not None:
+                await in_thread(self._holdings.close)
 
     def engine_restarted(self, live: Version | None) -> None:
         """The engine was started anew with `live`, so all of the next version is applied."""
@@ -186,13 +195,17 @@ class Receiver:
         if self._expected is not None:
             check_fits(manifest, self._expected)
 
-    async def _at_hand(self, manifest: Manifest, urls: Sequence[str], token: str | None) -> tuple[HeldFile | None, int]:
+    async def _at_hand(
+        self, manifest: Manifest, urls: Sequence[str], token: str | None, peers: Sequence[str]
+    ) -> tuple[HeldFile | None, int]:
         """The version as a file of this host and how many bytes were fetched for it; no file where the transport has it."""
         if await self._transport.arrived(manifest):
             return None, 0
-        return await self._bring(manifest, urls, token)
+        return await self._bring(manifest, urls, token, peers)
 
-    async def _bring(self, manifest: Manifest, urls: Sequence[str], token: str | None) -> tuple[HeldFile, int]:
+    async def _bring(
+        self, manifest: Manifest, urls: Sequence[str], token: str | None, peers: Sequence[str]
+    ) -> tuple[HeldFile, int]:
         """The version in this host's memory, and how many bytes were fetched for it."""
         area = self._staging.area
         file = await in_thread(self._here, manifest.label)
@@ -202,10 +215,10 @@ class Receiver:
             file = await in_thread(self._here, manifest.label)
             if file is not None:  # a receiver beside this one has fetched it meanwhile
                 return file, 0
-            fetch = Fetch(area, manifest, self._base, self._concurrency)
+            fetch = Fetch(area, manifest, self._base, self._concurrency, self._holdings)
             sources = [CheckpointClient(url, token, self._session, self._chunk_timeout_s) for url in urls]
             try:
-                file = await fetch.run(sources)
+                file = await fetch.run(sources, peers)
             finally:
                 self._altered += fetch.altered
         await asyncio.to_thread(area.retain, self._keep_last)

@@ -21,6 +21,7 @@ from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.errors import EngineError
+from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.weights_area import weights_area
@@ -85,6 +86,7 @@ class Following:
         self._session = session
         self._control = control
         self._standing = Standing(actor.context)
+        self._relay = Relay(actor.context)
         self._receiver: Receiver | None = None
         self._listening: asyncio.Task[None] | None = None
         self._look_again: Callable[[], None] = lambda: None
@@ -95,7 +97,8 @@ class Following:
         self._actor.become("waiting for weights")
         standing = asyncio.create_task(self._standing.run(), name="report versions")
         try:
-            async with Roster(self._actor.bus, "checkpoint").open() as services:
+            async with Roster(self._actor.bus, "checkpoint").open() as services, self._relay.running():
+                self._actor.facts = {**self._actor.facts, **self._relay.facts}
                 await self._follow(receiver, services)
         finally:
             beside = [standing, *([self._listening] if self._listening else [])]
@@ -175,6 +178,7 @@ class Following:
             expected=await asyncio.to_thread(forms_in, context.folder.start_model.resolve()),
             mode=settings.pause,
             transport=transport,
+            holdings=self._relay.holdings,
             turn=self._turns().take,
             on_state=self._standing.set,
         )
@@ -219,7 +223,7 @@ class Following:
         self._standing.set(head.label, "announced")
         try:
             manifest = await CheckpointClient(urls[0], token, self._session).get_manifest(head.label)
-            swap = await receiver.apply(manifest, urls, token)
+            swap = await receiver.apply(manifest, urls, token, self._relay.peers())
         except StaleVersionError:
             return True
         except ManifestError as error:

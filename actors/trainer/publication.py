@@ -104,9 +104,11 @@ class Publication:
                 offer, self._offer = self._offer, None
                 if offer is not None:
                     sending = asyncio.create_task(broadcast(offer), name=f"broadcast {offer.version}")
-                    stack.callback(sending.cancel)
-                    await self._take_up(offer, session, services, heads)
-                    await sending
+                    try:
+                        await self._take_up(offer, session, services, heads)
+                        await sending
+                    finally:
+                        sending.cancel()
                 self._idle.set()
 
     async def _broadcasts(self, stack: AsyncExitStack) -> Callable[[Offer], Coroutine[None, None, None]]:

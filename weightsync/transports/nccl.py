@@ -56,6 +56,7 @@ class NcclTransport:
         self._timeout_s = timeout_s
         self._ipc = IpcTransport(target, agent, ranks, timeout_s)
         self._receiving: tuple[str, asyncio.Task[list[_Tensor] | None]] | None = None
+        self._tasks: set[asyncio.Task[list[_Tensor] | None]] = set()
         self._layout: dict[str, _Tensor] | None = None
         self._group = ""
         self._buffer = asyncio.Lock()
@@ -65,7 +66,10 @@ class NcclTransport:
     def join(self, one: Round) -> None:
         """Takes part in a round that names this engine: called as soon as it is seen, and only once for each."""
         if self._me in one.members and one.until > time.time():
-            self._receiving = (one.label, asyncio.create_task(self._receive(one), name=f"receive {one.label}"))
+            task = asyncio.create_task(self._receive(one), name=f"receive {one.label}")
+            self._tasks.add(task)  # the loop itself holds no task
+            task.add_done_callback(self._tasks.discard)
+            self._receiving = (one.label, task)
 
     async def arrived(self, manifest: Manifest) -> bool:
         """Whether this version was broadcast to the agent, complete and as the manifest says; waits for a round under way."""
@@ -102,9 +106,9 @@ class NcclTransport:
             self._buffer.release()
 
     async def close(self) -> None:
-        receiving, self._receiving = self._receiving, None
-        if receiving is not None:
-            receiving[1].cancel()
+        self._receiving = None
+        for task in self._tasks:
+            task.cancel()
         await self._ipc.close()
 
     async def _receive(self, one: Round) -> list[_Tensor] | None:
