@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from physarum.weightsync.area import Filling, SharedArea
 from physarum.weightsync.chunk_reader import ChunkReader
-from physarum.weightsync.digest import verify
+from physarum.weightsync.chunk_threads import ChunkQueue, ChunkThread, FillWork
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
     ManifestError,
-    ServiceRefusedError,
-    ServiceUnreachableError,
 )
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.holdings import Holdings
@@ -95,11 +91,9 @@ class Fetch:
         holders = [(url, token, _PEER_TIMEOUT_S) for url in peers]
         holders += [(url, source.token, source.timeout_s) for url, source in zip(urls, sources, strict=True)]
         base, known = await in_thread(self._open_base)
-        threads = [
-            _Thread(self, filling, memory, base, known, [ChunkReader(*holder) for holder in holders])
-            for _ in range(self._concurrency)
-        ]
-        queue = _Queue(self._manifest.sizes())
+        work = FillWork(filling, memory, self._places, base, known, self._holdings.add)
+        threads = [ChunkThread(work, [ChunkReader(*holder) for holder in holders]) for _ in range(self._concurrency)]
+        queue = ChunkQueue(self._manifest.sizes())
         # Threads of their own: they wait for others, and must not keep this process's from its work.
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="fetch")
         try:
@@ -134,114 +128,6 @@ class Fetch:
             if file is not None:
                 file.close()
             return None, {}
-
-    def places(self, digest: str) -> list[int]:
-        """Every offset at which a chunk stands."""
-        return self._places[digest]
-
-    def brought(self, digest: str) -> None:
-        """It is in its places, verified: others may have it from here."""
-        self._holdings.add(digest)
-
-
-class _Queue:
-    """Chunks still to be brought, for several threads; `end` leaves none. In no order: hosts that fetch at the same time then
-    have different ones to give to each other."""
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._chunks = iter(random.sample(list(sizes.items()), len(sizes)))
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def next(self) -> tuple[str, int] | None:
-        with self._lock:
-            return None if self._ended else next(self._chunks, None)
-
-    def end(self) -> None:
-        self._ended = True
-
-
-class _Thread:
-    """One of those that fill a version; each has connections of its own."""
-
-    def __init__(
-        self,
-        fetch: Fetch,
-        filling: Filling,
-        memory: memoryview,
-        base: HeldFile | None,
-        known: Mapping[str, tuple[int, int]],
-        readers: Sequence[ChunkReader],
-    ) -> None:
-        self.fetched = self.reused = self.altered = 0
-        self._fetch = fetch
-        self._filling = filling
-        self._memory = memory
-        self._base = base
-        self._known = known
-        self._readers = list(readers)
-        self._all = tuple(readers)
-
-    def run(self, queue: _Queue) -> None:
-        try:
-            while (chunk := queue.next()) is not None:
-                self._bring(*chunk)
-                self._fetch.brought(chunk[0])
-        except BaseException:
-            queue.end()
-            raise
-
-    def close(self) -> None:
-        for reader in self._all:
-            reader.close()
-
-    def _bring(self, digest: str, size: int) -> None:
-        first, *others = self._fetch.places(digest)
-        if self._copied(digest, [first, *others]):
-            self.reused += size
-            return
-        self._read(digest, self._memory[first : first + size])
-        self.fetched += size
-        for offset in others:
-            self._filling.write(self._memory[first : first + size], offset)
-
-    def _copied(self, digest: str, offsets: Sequence[int]) -> bool:
-        """From the version before, if it has the chunk undamaged."""
-        if self._base is None or digest not in self._known:
-            return False
-        data = self._base.slice(*self._known[digest])
-        try:
-            verify(data, digest, "the version before")
-        except ChunkAlteredError as error:
-            _log.warning("%s; it is fetched again", error)
-            return False
-        for offset in offsets:
-            self._filling.write(data, offset)
-        return True
-
-    def _read(self, digest: str, target: memoryview) -> None:
-        """From the first source that has it unaltered; one that did not answer is asked for nothing more, unless it is the only
-        one. Raises what the last one failed with."""
-        last: Exception = ChunkMissingError(f"chunk {digest} has no source; name at least one checkpoint service")
-        for reader in tuple(self._readers):
-            try:
-                reader.read_into(digest, target)
-            except ChunkAlteredError as error:
-                self.altered += 1
-                last = error
-            except ChunkMissingError as error:
-                last = error
-                continue  # another receiver that has not got it yet
-            except ServiceRefusedError as error:
-                last = error
-            except ServiceUnreachableError as error:
-                last = error
-                if len(self._readers) > 1:
-                    self._readers.remove(reader)
-            else:
-                return
-            _log.warning("chunk %s is not taken from %s: %s", digest, reader.url, last)
-        raise last
 
 
 def _places(manifest: Manifest, layout: Layout) -> dict[str, list[int]]:
