@@ -16,6 +16,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import nats.errors
@@ -42,6 +47,9 @@ _EXPIRING: Final[tuple[StreamKey, ...]] = ("lease", "presence", "claims")
 # Nobody waits on their values: a heartbeat is taken as it is published, claims are read when their owner is gone.
 _UNWATCHED: Final = ("presence", "claims")
 _REGISTERS: Final[tuple[StreamKey, ...]] = ("weights", "run")
+# "no suitable peers for placement" and "temporarily unavailable": a cluster whose servers do not all know each other yet.
+_FORMING: Final = (10005, 10008)
+_BACKOFF_MAX_S: Final = 2.0
 
 
 def stream_configs(run: str, config: BusConfig) -> list[StreamConfig]:
@@ -64,14 +72,20 @@ def consumer_configs(config: BusConfig) -> list[tuple[StreamKey, ConsumerConfig]
 
 
 async def create(bus: Bus, config: BusConfig) -> None:
-    """Creates what is missing; existing streams of the same run are kept. Raises BusRefusedError when they differ."""
+    """Creates what is missing; existing streams of the same run are kept.
+
+    A cluster that is still forming, or lacks a server for `bus.replicas`, is waited for until `bus.start_timeout_s`.
+    Raises BusRefusedError when the streams differ or the cluster stays too small, BusUnreachableError without JetStream.
+    """
     context = bus.client.jetstream(timeout=bus.timeout_s)
+    until = asyncio.get_running_loop().time() + config.start_timeout_s
     try:
         for stream in stream_configs(bus.run, config):
-            await context.add_stream(stream)
+            await _placed(partial(context.add_stream, stream), until)
         for key, consumer in consumer_configs(config):
             consumer.filter_subject = names.subject(bus.run, key, str(consumer.filter_subject)) + ".>"
-            await context.add_consumer(names.stream(bus.run, key), consumer)
+            owner = names.stream(bus.run, key)
+            await _placed(partial(context.add_consumer, owner, consumer), until)
     except (nats.errors.TimeoutError, nats.errors.NoRespondersError) as error:
         raise BusUnreachableError(
             f"the server at {bus.endpoint.url} did not answer for JetStream; enable it there (jetstream {{ store_dir: ... }})"
@@ -79,8 +93,31 @@ async def create(bus: Bus, config: BusConfig) -> None:
     except nats.js.errors.APIError as error:
         raise BusRefusedError(
             f"the streams of run {bus.run} could not be created: {error.description} (code {error.err_code});"
-            " if the store is of another version or configuration, use a new run name or remove its folder"
+            f" {_remedy(error, config)}"
         ) from error
+
+
+async def _placed(request: Callable[[], Awaitable[object]], until: float) -> None:
+    """Repeats a request that a cluster refuses while its servers are not all there; the last refusal is raised."""
+    loop = asyncio.get_running_loop()
+    for attempt in itertools.count():
+        try:
+            await request()
+            return
+        except nats.js.errors.APIError as error:
+            wait_s = random.uniform(0.05, min(_BACKOFF_MAX_S, 0.1 * 2**attempt))
+            if error.err_code not in _FORMING or loop.time() + wait_s > until:
+                raise
+        await asyncio.sleep(wait_s)
+
+
+def _remedy(error: nats.js.errors.APIError, config: BusConfig) -> str:
+    if error.err_code in _FORMING:
+        return (
+            f"`bus.replicas: {config.replicas}` needs as many servers of the cluster up, and they were not within"
+            f" `bus.start_timeout_s: {config.start_timeout_s:g}`: start them, or lower bus.replicas"
+        )
+    return "if the store is of another version or configuration, use a new run name or remove its folder"
 
 
 def _log_bytes(key: StreamKey, config: BusConfig) -> int:

@@ -228,28 +228,53 @@ def free_ports(count: int) -> list[int]:
 
 
 @pytest.fixture
-def cluster(variables: dict[str, str], tmp_path: Path) -> Iterator[list[Server]]:
-    """Three servers of cluster.conf; only the addresses differ from three hosts."""
+def start_member(variables: dict[str, str], tmp_path: Path) -> Iterator[Callable[[int, int], Server]]:
+    """Starts a server of cluster.conf that is told of the first `known`; only the addresses differ from three hosts."""
     ports = free_ports(len(CLUSTER))
-    routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
     started: list[Server] = []
-    try:
-        for name, port in zip(CLUSTER, ports, strict=True):
-            own = {**variables, "PHYSARUM_BUS_NAME": name, "PHYSARUM_BUS_STORE": str(tmp_path / name)}
-            arguments = ("--cluster", f"nats://127.0.0.1:{port}", "--routes", routes)
-            started.append(Server(NATS / "cluster.conf", own, *arguments))
-        # Before that a request to JetStream is answered by nobody.
-        for server in started:
-            server.wait_for(LEADER)
-        yield started
-    finally:
-        for server in started:
-            server.stop()
+
+    def start(index: int, known: int) -> Server:
+        name = CLUSTER[index]
+        own = {**variables, "PHYSARUM_BUS_NAME": name, "PHYSARUM_BUS_STORE": str(tmp_path / name)}
+        routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports[:known])
+        arguments = ("--cluster", f"nats://127.0.0.1:{ports[index]}", "--routes", routes)
+        started.append(Server(NATS / "cluster.conf", own, *arguments))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+def lead(servers: list[Server]) -> None:
+    """Before that a request to JetStream is answered by nobody."""
+    for server in servers:
+        server.wait_for(LEADER)
+
+
+async def test_a_cluster_that_lacks_a_server_is_waited_for_then_refused_with_the_number(
+    start_member: Callable[[int, int], Server], settings: Callable[..., BusConfig]
+) -> None:
+    two = [start_member(index, 2) for index in range(2)]
+    lead(two)
+    url = ",".join(f"tls://127.0.0.1:{server.port}" for server in two)
+    config = settings(url=url, request_timeout_s=20.0, replicas=3, start_timeout_s=30.0)
+    bus = await connect(config, deadline_s=20.0)
+    with pytest.raises(BusRefusedError, match=r"`bus\.replicas: 3` needs as many servers of the cluster up"):
+        await layout.create(bus, config.model_copy(update={"start_timeout_s": 0.5}))
+    creation = asyncio.create_task(layout.create(bus, config))
+    await asyncio.to_thread(start_member, 2, 3)
+    await creation
+    info = await bus.api(f"STREAM.INFO.{names.stream(RUN, 'samples')}")
+    assert {info["cluster"]["leader"], *(one["name"] for one in info["cluster"]["replicas"])} == set(CLUSTER)
+    await bus.close()
 
 
 async def test_cluster_keeps_what_it_acknowledged_when_a_server_is_killed(
-    cluster: list[Server], settings: Callable[..., BusConfig]
+    start_member: Callable[[int, int], Server], settings: Callable[..., BusConfig]
 ) -> None:
+    cluster = [start_member(index, 3) for index in range(3)]
+    lead(cluster)
     url = ",".join(f"tls://127.0.0.1:{server.port}" for server in cluster)
     config = settings(url=url, request_timeout_s=20.0, replicas=3)
     bus = await connect(config, deadline_s=20.0)
