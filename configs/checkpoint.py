@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from physarum.configs.types import Bytes, Count, Port, Seconds, Section, VariableName
 
 
@@ -13,6 +15,8 @@ class CheckpointConfig(Section):
     chunk_bytes: Bytes = 4 << 20
     broadcast_timeout_s: Seconds = 30.0
     """A version that has not reached all engines of transport `nccl` by then is fetched by those who miss it."""
+    differences: Literal["auto", "always", "never"] = "auto"
+    """Whether engines' hosts take what changed of a chunk instead of the chunk; `auto`: as it is quicker on their network."""
     keep_last: Count = 3
     """Durable checkpoints kept."""
     keep_exports: Count | None = 3

@@ -17,6 +17,8 @@ from physarum.bus.errors import CodecError, RecordError
 from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.chunks import ChunkStore
+from physarum.weightsync.difference import encode_difference
+from physarum.weightsync.differences import Differences
 from physarum.weightsync.durable import remove_asides, write_whole
 from physarum.weightsync.errors import (
     ChunkAlteredError,
@@ -56,6 +58,7 @@ class Catalogue:
         # Replaced, never changed in place: readers on the event loop see them before or after a change made in a thread.
         self._held = {manifest.version: manifest for manifest in manifests_in(folder)}
         self._whole: dict[Version, _Whole] = {}
+        self._differences = Differences()
         self._lost: set[Version] = set()
         """Accepted, but their bytes are gone: nothing older is accepted all the same."""
         self._find_bytes()
@@ -84,6 +87,21 @@ class Catalogue:
             if place is not None:
                 return whole.file, *place
         return None
+
+    def difference(self, digest: str, base: str, width: int) -> bytes | None:
+        """A chunk as what differs from another, where both are in files; None: it is not, or saves nothing. Blocking."""
+        places = self.chunk(digest), self.chunk(base)
+        if places[0] is None or places[1] is None:
+            return None
+        (new, *new_place), (old, *old_place) = places[0], places[1]
+
+        def compute() -> bytes | None:
+            with new.using() as new_is_here, old.using() as old_is_here:
+                if not new_is_here or not old_is_here:
+                    return None
+                return encode_difference(new.slice(*new_place), old.slice(*old_place), width)
+
+        return self._differences.get((digest, base, width), compute)
 
     def put(self, manifest: Manifest, filled: str | None = None) -> bool:
         """Accepts `manifest`; False when the same content was accepted under this version before. `filled`: the name of the
@@ -137,6 +155,7 @@ class Catalogue:
 
     def close(self) -> None:
         """Reads nothing any more; what is held stays."""
+        self._differences.close()
         for whole in self._whole.values():
             whole.file.close()
 

@@ -1,6 +1,7 @@
 """Chunks from one holder straight into the memory where they belong: one connection, for one thread. Blocking.
 
-No byte is copied between the socket and its place, and none is taken for good before it was hashed there.
+No byte is copied between the socket and its place, and none is taken for good before it was hashed there. Where the caller
+has a chunk from which it may differ little, the holder may send the difference.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import contextlib
 import http.client
 import socket
 import time
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from physarum.weightsync.difference import HEADER, apply_difference
 from physarum.weightsync.digest import verify
 from physarum.weightsync.errors import (
     ChunkAlteredError,
@@ -23,6 +26,24 @@ from physarum.weightsync.errors import (
 _LARGEST_REFUSAL: Final = 4096
 
 
+@dataclass(frozen=True)
+class Base:
+    """A verified chunk at the same place of the version before: `width` bytes make an element."""
+
+    digest: str
+    data: memoryview
+    width: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a chunk came as: `data` is what differs from the chunk `base`."""
+
+    base: str
+    width: int
+    data: bytes
+
+
 class ChunkReader:
     """Speaks to the holder at `url`; `timeout_s` bounds each chunk. `close`, from any thread, ends what is under way."""
 
@@ -32,19 +53,24 @@ class ChunkReader:
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
 
-    def read_into(self, digest: str, target: memoryview) -> None:
-        """Fills `target`, which is as long as the chunk, with its verified bytes.
+    def read_into(self, digest: str, target: memoryview, base: Base | None = None) -> Difference | None:
+        """Fills `target`, which is as long as the chunk, with its verified bytes; what they came as, if as a difference to
+        `base`.
 
         Raises ChunkMissingError, ChunkAlteredError (`target` holds rubbish then), ServiceRefusedError,
         ServiceUnreachableError.
         """
         where = f"GET {self.url}/v1/chunks/{digest}"
+        came_as = None
         try:
-            response = self._asked(digest)
+            response = self._asked(digest, base)
             if response.status != http.client.OK:
                 raise self._refused(where, digest, response)
-            self._check_length(digest, response.length, target.nbytes)
-            self._receive(response, target)
+            if base is not None and response.getheader(HEADER) == base.digest:
+                came_as = self._difference(digest, response, base, target)
+            else:
+                self._check_length(digest, response.length, target.nbytes)
+                self._receive(response, target)
         except TimeoutError as error:
             self.close()
             raise ServiceUnreachableError(f"{where} was not answered whole within {self._timeout_s:g} s") from error
@@ -52,6 +78,7 @@ class ChunkReader:
             self.close()
             raise ServiceUnreachableError(f"{where} failed: {type(error).__name__} {error}") from error
         verify(target, digest, f"chunk from {self.url}")
+        return came_as
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -62,13 +89,29 @@ class ChunkReader:
                 connection.sock.shutdown(socket.SHUT_RDWR)
         connection.close()
 
-    def _asked(self, digest: str) -> http.client.HTTPResponse:
+    def _asked(self, digest: str, base: Base | None) -> http.client.HTTPResponse:
         parts = urlsplit(self.url)
         if self._connection is None:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(parts.netloc, timeout=self._timeout_s)
-        self._connection.request("GET", f"{parts.path}/v1/chunks/{digest}", headers=self._headers)
+        query = "" if base is None else f"?base={base.digest}&width={base.width}"
+        self._connection.request("GET", f"{parts.path}/v1/chunks/{digest}{query}", headers=self._headers)
         return self._connection.getresponse()
+
+    def _difference(
+        self, digest: str, response: http.client.HTTPResponse, base: Base, target: memoryview
+    ) -> Difference:
+        """Never more than the chunk itself."""
+        length = response.length
+        if length is None or length > target.nbytes:
+            self.close()
+            raise ChunkAlteredError(
+                f"chunk {digest} from {self.url}: a difference of {length} bytes, the chunk has {target.nbytes}"
+            )
+        data = bytearray(length)
+        self._receive(response, memoryview(data))
+        apply_difference(bytes(data), base.data, base.width, target)
+        return Difference(base.digest, base.width, bytes(data))
 
     def _check_length(self, digest: str, found: int | None, expected: int) -> None:
         if found != expected:

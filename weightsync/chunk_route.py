@@ -1,4 +1,7 @@
-"""GET of a chunk: out of a version that is a file in memory, or out of the store; by sendfile where the event loop can."""
+"""GET of a chunk: out of a version that is a file in memory, or out of the store; by sendfile where the event loop can.
+
+`?base=DIGEST&width=BYTES`: whoever has that chunk is sent what differs, where that is less; the answer's header says so.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from aiohttp import web
 
 from physarum.weightsync.answers import refusal
 from physarum.weightsync.chunks import ChunkStore
+from physarum.weightsync.difference import HEADER
 from physarum.weightsync.digest import is_digest
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.metrics import Counters
@@ -30,6 +34,9 @@ class Chunks(Protocol):
     def chunk(self, digest: str) -> tuple[HeldFile, int, int] | None:
         """(File, offset, bytes) of a chunk; None: it is in no file."""
 
+    def difference(self, digest: str, base: str, width: int) -> bytes | None:
+        """A chunk as what differs from another, elements of `width` bytes; None: not known here, or not worth it. Blocking."""
+
 
 class ChunkRoute:
     """The chunks of `chunks`, from any event loop."""
@@ -40,6 +47,9 @@ class ChunkRoute:
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         digest = request.match_info["digest"]
+        different = await self._difference(digest, request)
+        if different is not None:
+            return different
         held = self._chunks.chunk(digest)
         if held is not None:
             file, offset, size = held
@@ -51,6 +61,17 @@ class ChunkRoute:
         if store is None or not known or await asyncio.to_thread(store.size, digest) is None:
             return refusal(404, f"chunk {digest[:80]} is not here; it was given up with its version, or never came")
         return web.FileResponse(store.path(digest))
+
+    async def _difference(self, digest: str, request: web.Request) -> web.Response | None:
+        base, width = request.query.get("base"), request.query.get("width", "")
+        if base is None or not is_digest(base) or not is_digest(digest) or not width.isdecimal():
+            return None
+        data = await asyncio.to_thread(self._chunks.difference, digest, base, int(width))
+        if data is None:
+            return None
+        self._counters.differences_out += 1
+        self._counters.bytes_out += len(data)
+        return web.Response(body=data, content_type="application/octet-stream", headers={HEADER: base})
 
     async def count_sent(self, request: web.Request, response: web.StreamResponse) -> None:
         """A signal handler: by now the length is known, of a part as of the whole."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from physarum.weightsync.area import Filling
-from physarum.weightsync.chunk_reader import ChunkReader
+from physarum.weightsync.chunk_reader import Base, ChunkReader, Difference
 from physarum.weightsync.digest import verify
 from physarum.weightsync.errors import (
     ChunkAlteredError,
@@ -21,6 +22,7 @@ from physarum.weightsync.errors import (
     ServiceUnreachableError,
 )
 from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.pace import Pace
 
 _log = logging.getLogger(__name__)
 
@@ -28,14 +30,16 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class FillWork:
     """What is filled: `memory` is all of `filling`, `places` the offsets of each chunk there, `known` those in `base`, the
-    version before; `brought` hears of each chunk that is in its places, verified."""
+    version before; `before`: the chunk (digest, bytes of an element) that stood where each new one stands; `brought` hears of
+    each chunk that is in its places, verified, and of what it came as."""
 
     filling: Filling
     memory: memoryview
     places: Mapping[str, Sequence[int]]
     base: HeldFile | None
     known: Mapping[str, tuple[int, int]]
-    brought: Callable[[str], None]
+    before: Mapping[str, tuple[str, int]]
+    brought: Callable[[str, Difference | None], None]
 
 
 class ChunkQueue:
@@ -58,17 +62,17 @@ class ChunkQueue:
 class ChunkThread:
     """One of those that fill a version; each has connections of its own."""
 
-    def __init__(self, work: FillWork, readers: Sequence[ChunkReader]) -> None:
+    def __init__(self, work: FillWork, readers: Sequence[ChunkReader], pace: Pace) -> None:
         self.fetched = self.reused = self.altered = 0
         self._work = work
         self._readers = list(readers)
         self._all = tuple(readers)
+        self._pace = pace
 
     def run(self, queue: ChunkQueue) -> None:
         try:
             while (chunk := queue.next()) is not None:
-                self._bring(*chunk)
-                self._work.brought(chunk[0])
+                self._work.brought(chunk[0], self._bring(*chunk))
         except BaseException:
             queue.end()
             raise
@@ -77,38 +81,67 @@ class ChunkThread:
         for reader in self._all:
             reader.close()
 
-    def _bring(self, digest: str, size: int) -> None:
+    def _bring(self, digest: str, size: int) -> Difference | None:
+        """What the chunk came as, if from elsewhere and as a difference."""
         first, *others = self._work.places[digest]
         if self._copied(digest, [first, *others]):
             self.reused += size
-            return
-        self._read(digest, self._work.memory[first : first + size])
-        self.fetched += size
+            return None
+        came_as = self._read(digest, self._work.memory[first : first + size])
+        self.fetched += size if came_as is None else len(came_as.data)
         for offset in others:
             self._work.filling.write(self._work.memory[first : first + size], offset)
+        return came_as
 
     def _copied(self, digest: str, offsets: Sequence[int]) -> bool:
         """From the version before, if it has the chunk undamaged."""
-        base, known = self._work.base, self._work.known
-        if base is None or digest not in known:
-            return False
-        data = base.slice(*known[digest])
-        try:
-            verify(data, digest, "the version before")
-        except ChunkAlteredError as error:
-            _log.warning("%s; it is fetched again", error)
+        data = self._old(digest)
+        if data is None:
             return False
         for offset in offsets:
             self._work.filling.write(data, offset)
         return True
 
-    def _read(self, digest: str, target: memoryview) -> None:
+    def _old(self, digest: str) -> memoryview | None:
+        """A chunk of the version before, verified; None: it is not there, or damaged."""
+        base, known = self._work.base, self._work.known
+        if base is None or digest not in known:
+            return None
+        data = base.slice(*known[digest])
+        try:
+            verify(data, digest, "the version before")
+        except ChunkAlteredError as error:
+            _log.warning("%s; it is fetched again", error)
+            return None
+        return data
+
+    def _base_of(self, digest: str) -> Base | None:
+        """What the chunk may come as a difference to."""
+        before = self._work.before.get(digest)
+        data = self._old(before[0]) if before is not None else None
+        return Base(before[0], data, before[1]) if before is not None and data is not None else None
+
+    def _read(self, digest: str, target: memoryview) -> Difference | None:
+        """As a difference where that is quicker, and as a whole where that fails."""
+        base = self._base_of(digest) if digest in self._work.before and self._pace.chosen() else None
+        started = time.perf_counter()
+        try:
+            came_as = self._read_from_any(digest, target, base)
+        except ChunkAlteredError:
+            if base is None:
+                raise
+            came_as, base = self._read_from_any(digest, target, None), None
+        if digest in self._work.before:
+            self._pace.took(base is not None, (time.perf_counter() - started) / target.nbytes)
+        return came_as
+
+    def _read_from_any(self, digest: str, target: memoryview, base: Base | None) -> Difference | None:
         """From the first source that has it unaltered; one that did not answer is asked for nothing more, unless it is the only
         one. Raises what the last one failed with."""
         last: Exception = ChunkMissingError(f"chunk {digest} has no source; name at least one checkpoint service")
         for reader in tuple(self._readers):
             try:
-                reader.read_into(digest, target)
+                return reader.read_into(digest, target, base)
             except ChunkAlteredError as error:
                 self.altered += 1
                 last = error
@@ -121,7 +154,5 @@ class ChunkThread:
                 last = error
                 if len(self._readers) > 1:
                     self._readers.remove(reader)
-            else:
-                return
             _log.warning("chunk %s is not taken from %s: %s", digest, reader.url, last)
         raise last

@@ -15,6 +15,7 @@ from typing import Final
 from physarum.weightsync.area import Filling, SharedArea
 from physarum.weightsync.chunk_reader import ChunkReader
 from physarum.weightsync.chunk_threads import ChunkQueue, ChunkThread, FillWork
+from physarum.weightsync.dtypes import by_name
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
@@ -25,6 +26,7 @@ from physarum.weightsync.holdings import Holdings
 from physarum.weightsync.layout import Form, Layout, lay_out
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.mappings import memory_of
+from physarum.weightsync.pace import Pace
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.service_client import CheckpointClient
 
@@ -45,6 +47,7 @@ class Fetch:
         base: Manifest | None,
         concurrency: int,
         holdings: Holdings | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._holdings = holdings if holdings is not None else Holdings()
         self.fetched = 0
@@ -54,6 +57,7 @@ class Fetch:
         self._manifest = manifest
         self._base = base
         self._concurrency = concurrency
+        self._pace = pace if pace is not None else Pace()
         self._layout = lay_out({one.name: Form(one.dtype, one.shape) for one in manifest.tensors}, manifest.label)
         self._places = _places(manifest, self._layout)
 
@@ -91,8 +95,12 @@ class Fetch:
         holders = [(url, token, _PEER_TIMEOUT_S) for url in peers]
         holders += [(url, source.token, source.timeout_s) for url, source in zip(urls, sources, strict=True)]
         base, known = await in_thread(self._open_base)
-        work = FillWork(filling, memory, self._places, base, known, self._holdings.add)
-        threads = [ChunkThread(work, [ChunkReader(*holder) for holder in holders]) for _ in range(self._concurrency)]
+        before = _before(self._manifest, self._base) if base is not None and self._base is not None else {}
+        work = FillWork(filling, memory, self._places, base, known, before, self._holdings.add)
+        threads = [
+            ChunkThread(work, [ChunkReader(*holder) for holder in holders], self._pace)
+            for _ in range(self._concurrency)
+        ]
         queue = ChunkQueue(self._manifest.sizes())
         # Threads of their own: they wait for others, and must not keep this process's from its work.
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="fetch")
@@ -139,3 +147,18 @@ def _places(manifest: Manifest, layout: Layout) -> dict[str, list[int]]:
             places.setdefault(chunk.digest, []).append(start)
             start += chunk.size
     return places
+
+
+def _before(manifest: Manifest, base: Manifest) -> dict[str, tuple[str, int]]:
+    """The chunk that stood in `base` where each chunk of `manifest` stands, and the bytes of an element of its tensor."""
+    old = {tensor.name: tensor for tensor in base.tensors}
+    found: dict[str, tuple[str, int]] = {}
+    for tensor in manifest.tensors:
+        same = old.get(tensor.name)
+        if same is None or (same.dtype, same.shape) != (tensor.dtype, tensor.shape):
+            continue
+        width = by_name(tensor.dtype).size_bytes
+        for new, before in zip(tensor.chunks, same.chunks, strict=False):
+            if new.size == before.size and new.digest != before.digest:
+                found.setdefault(new.digest, (before.digest, width))
+    return found

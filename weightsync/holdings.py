@@ -8,9 +8,14 @@ offered (it keeps the lock of whoever filled it).
 from __future__ import annotations
 
 import os
+from typing import Final
 
+from physarum.weightsync.chunk_reader import Difference
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest
+
+_KEPT_BYTES: Final = 256 << 20
+"""Of differences, for each version."""
 
 
 class _Holding:
@@ -21,6 +26,8 @@ class _Holding:
         self.file = file
         self.places = file.places(manifest)
         self.there: set[str] = set()
+        self.differences: dict[tuple[str, str, int], bytes] = {}
+        self.differing_bytes = 0
 
 
 class Holdings:
@@ -44,10 +51,20 @@ class Holdings:
         os.lseek(own, 0, os.SEEK_SET)
         self._newest = _Holding(manifest, HeldFile(own))
 
-    def add(self, digest: str) -> None:
-        """The chunk is in its place, verified."""
-        if self._newest is not None:
-            self._newest.there.add(digest)
+    def add(self, digest: str, came_as: Difference | None = None) -> None:
+        """The chunk is in its place, verified; `came_as` is passed on to whoever has the same base."""
+        newest = self._newest
+        if newest is None:
+            return
+        newest.there.add(digest)
+        if came_as is not None and newest.differing_bytes + len(came_as.data) <= _KEPT_BYTES:
+            newest.differing_bytes += len(came_as.data)
+            newest.differences[digest, came_as.base, came_as.width] = came_as.data
+
+    def difference(self, digest: str, base: str, width: int) -> bytes | None:
+        """As it came: nothing is computed here."""
+        newest = self._newest
+        return newest.differences.get((digest, base, width)) if newest is not None else None
 
     def chunk(self, digest: str) -> tuple[HeldFile, int, int] | None:
         """(File, offset, bytes), to be read while the file is in use; None: not here, or not yet."""

@@ -11,6 +11,7 @@ _HELP = {
     "chunks_in": "Chunks stored.",
     "chunks_known": "Chunks received that were stored already.",
     "chunks_out": "Chunks sent.",
+    "differences_out": "Chunks sent as what differs from another one.",
     "manifests": "Versions accepted.",
     "manifests_refused": "Versions refused: older than the newest, other content, or chunks absent.",
     "checksum_failures": "Chunks received whose bytes were not what their digest said.",
@@ -28,6 +29,7 @@ class Counters:
     chunks_in: int = 0
     chunks_known: int = 0
     chunks_out: int = 0
+    differences_out: int = 0
     manifests: int = 0
     manifests_refused: int = 0
     checksum_failures: int = 0

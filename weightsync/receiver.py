@@ -33,6 +33,7 @@ from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.holdings import Holdings
 from physarum.weightsync.layout import Form, check_fits
 from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.pace import Differences, Pace
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging, changed_tensors, verify_tensors
@@ -70,7 +71,7 @@ class Receiver:
     so is one whose `model_digest` differs. `staging` is this receiver's own; `keep_last` versions stay in its area where no
     checkpoint service keeps them. `turn`: a version that is verified waits in it before the engine is paused. `transport`
     brings it into the engine; without one the engine reads a folder. `holdings` are told what is brought to this host, for
-    other receivers.
+    other receivers. `differences`: whether chunks are taken as what differs from the version before (pace.py).
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Receiver:
         keep_last: int = 2,
         transport: Transport | None = None,
         holdings: Holdings | None = None,
+        differences: Differences = "auto",
         turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         on_state: Callable[[str, State], None] = lambda label, state: None,
     ) -> None:
@@ -105,6 +107,7 @@ class Receiver:
         self._keep_last = keep_last
         self._transport: Transport = transport or DiskTransport(target, staging)
         self._holdings = holdings
+        self._pace = Pace(differences)
         self._turn = turn
         self._on_state = on_state
         self._manifest: Manifest | None = None
@@ -215,7 +218,7 @@ class Receiver:
             file = await in_thread(self._here, manifest.label)
             if file is not None:  # a receiver beside this one has fetched it meanwhile
                 return file, 0
-            fetch = Fetch(area, manifest, self._base, self._concurrency, self._holdings)
+            fetch = Fetch(area, manifest, self._base, self._concurrency, self._holdings, self._pace)
             sources = [CheckpointClient(url, token, self._session, self._chunk_timeout_s) for url in urls]
             try:
                 file = await fetch.run(sources, peers)

@@ -179,6 +179,7 @@ class Following:
             mode=settings.pause,
             transport=transport,
             holdings=self._relay.holdings,
+            differences=context.config.checkpoint.differences,
             turn=self._turns().take,
             on_state=self._standing.set,
         )

@@ -87,10 +87,11 @@ async def publish(
     epoch: int = 1,
     area: SharedArea | None = None,
     deadline_s: float = 5.0,
+    chunk_bytes: int = 128,
 ) -> Manifest:
     """Uploads `named` as policy@EPOCH.NUMBER through `client`'s session, from `area` if the publisher has one."""
     version = Version("policy", epoch, number)
-    snapshot = Snapshot.take(named.items(), 128, area, f"trainer-{version}")
+    snapshot = Snapshot.take(named.items(), chunk_bytes, area, f"trainer-{version}")
     try:
         return await upload(
             snapshot, version, service.url, TOKEN, deadline_s, session=client.session, model_digest="m", step=number
