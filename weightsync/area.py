@@ -197,8 +197,21 @@ class Filling:
     def __init__(self, path: Path | None, descriptor: int) -> None:
         self.path = path
         self.descriptor = descriptor
-        self._old_bytes = os.fstat(descriptor).st_size if path is not None else 0
-        """Of the version that was here before."""
+        self.old_bytes = os.fstat(descriptor).st_size if path is not None else 0
+        """Of the version that was here before: memory that is there."""
+
+    @classmethod
+    def joined(cls, path: Path, old_bytes: int) -> Filling:
+        """For another process that writes a part of it, while the one that began it waits. Raises NoRoomError when it is gone.
+
+        `old_bytes` as it was at the beginning: the file grows under all who write.
+        """
+        try:
+            made = cls(path, os.open(path, os.O_RDWR))
+        except FileNotFoundError as error:
+            raise NoRoomError(f"{path} was given up while it was written: another trainer has begun anew") from error
+        made.old_bytes = old_bytes
+        return made
 
     @classmethod
     def anonymous(cls) -> Filling:
@@ -208,7 +221,7 @@ class Filling:
     def write(self, data: bytes | memoryview, offset: int) -> None:
         """Raises NoRoomError when the memory (or disk) is full."""
         view, written = memoryview(data), 0
-        if offset + view.nbytes <= self._old_bytes:
+        if offset + view.nbytes <= self.old_bytes:
             # Over memory that is there: no system call copies as fast, and none of it can be refused.
             target = np.frombuffer(memory_of(self.descriptor, writable=True), np.uint8)
             np.copyto(target[offset : offset + view.nbytes], np.frombuffer(view, np.uint8))

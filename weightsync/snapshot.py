@@ -86,6 +86,22 @@ def _pieces(data: memoryview, size: int) -> Iterator[memoryview]:
         yield data[start : start + size]
 
 
+def write_tensor(filling: Filling, name: str, tensor: torch.Tensor, offset: int) -> Form:
+    """Copies it to its place; whoever exports may use its memory again then. Raises ManifestError, NoRoomError."""
+    data, form = _host_bytes(name, tensor)
+    parts = [(offset + start, data[start : start + _PART_BYTES]) for start in range(0, data.nbytes, _PART_BYTES)]
+    spread(lambda part: filling.write(part[1], part[0]), parts)
+    return form
+
+
+def form_of(name: str, tensor: torch.Tensor) -> Form:
+    """Raises ManifestError for a type that cannot be published."""
+    try:
+        return Form(by_name(str(tensor.dtype).removeprefix("torch.")).name, tuple(tensor.shape))
+    except ManifestError as error:
+        raise ManifestError(f"tensor {name}: {error}") from error
+
+
 def _write(filling: Filling, named: Iterable[tuple[str, torch.Tensor]]) -> int:
     """The size of the file."""
     forms: dict[str, Form] = {}
@@ -93,11 +109,8 @@ def _write(filling: Filling, named: Iterable[tuple[str, torch.Tensor]]) -> int:
     for name, tensor in named:
         if name in forms:
             raise ManifestError(f"tensor {name} is exported twice")
-        data, forms[name] = _host_bytes(name, tensor)
-        # Not beyond this tensor: whoever exports may use its memory again for the next one.
-        parts = [(end + start, data[start : start + _PART_BYTES]) for start in range(0, data.nbytes, _PART_BYTES)]
-        spread(lambda part: filling.write(part[1], part[0]), parts)
-        end += data.nbytes
+        forms[name] = write_tensor(filling, name, tensor, end)
+        end += forms[name].size_bytes
     layout = lay_out(forms, "", _HEADER_ROOM)
     if len(layout.header) > start:
         _move(filling, start, len(layout.header), end - start)
@@ -114,10 +127,9 @@ def _move(filling: Filling, start: int, target: int, count: int) -> None:
 def _host_bytes(name: str, tensor: torch.Tensor) -> tuple[memoryview, Form]:
     import torch
 
-    dtype = by_name(str(tensor.dtype).removeprefix("torch."))
+    form = form_of(name, tensor)
     host = tensor.detach().to("cpu").contiguous()
     data = host.reshape(-1).view(torch.uint8).numpy().data if host.numel() else memoryview(b"")
-    form = Form(dtype.name, tuple(tensor.shape))
     if data.nbytes != form.size_bytes:
         raise ManifestError(f"tensor {name} is {data.nbytes} bytes on the host, expected {form.size_bytes}")
     return data, form

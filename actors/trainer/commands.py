@@ -36,6 +36,13 @@ class Export(msgspec.Struct, frozen=True, tag=True):
     index: int
 
 
+class Snapshot(msgspec.Struct, frozen=True, tag=True):
+    """All parameters into a file of this host, each rank its share; `old_bytes` of it are memory that is there."""
+
+    path: str
+    old_bytes: int
+
+
 class Save(msgspec.Struct, frozen=True, tag=True):
     """Training state to a folder."""
 
@@ -52,7 +59,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """Leave the world."""
 
 
-Command = Step | Logprobs | Export | Save | Load | Close
+Command = Step | Logprobs | Export | Snapshot | Save | Load | Close
 
 
 class Channel:

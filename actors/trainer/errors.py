@@ -76,6 +76,10 @@ class ExportInterrupted(TrainerError, RuntimeError):
     """The weights changed while an export was being read: its tensors would mix two versions."""
 
 
+class SnapshotNotTaken(TrainerError, OSError):
+    """A version could not be written into the host's memory (no room for it); the world goes on, the file is incomplete."""
+
+
 class StateNotWritten(TrainerError, OSError):
     """A training state could not be written (disk full, no permission); the world goes on, the folder is incomplete."""
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from physarum.actors.trainer.errors import SnapshotNotTaken
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.world import World
 from physarum.actors.weights_area import weights_area
@@ -20,6 +22,7 @@ from physarum.configs.root import RootConfig
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.device.snapshot import DeviceSnapshot, FlatBuffer
 from physarum.weightsync.errors import NoRoomError
+from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -61,7 +64,8 @@ class Offers:
         """Clears away what a trainer that died was writing: only the holder of the trainer's lease may call this."""
         if self.wanted:
             chunk_bytes = self._config.checkpoint.chunk_bytes
-            if self._world.device.type == "cuda" or broadcasts(self._config):
+            # One rank's device holds all of the model where it is sent from there, or where there is but one rank.
+            if broadcasts(self._config) or (self._world.device.type == "cuda" and self._world.config.ranks == 1):
                 self._flat = FlatBuffer(chunk_bytes)
             self._area = await asyncio.to_thread(weights_area, self._actor.context.folder, self._config)
             await asyncio.to_thread(self._area.clear_filling, _FILLING)
@@ -88,7 +92,7 @@ class Offers:
         limit_s = self._config.trainer.step_timeout_s
         try:
             on_host = await self._actor.torch.run(lambda: self._snapshot(version), limit_s, "the snapshot")
-        except NoRoomError as error:
+        except (NoRoomError, SnapshotNotTaken) as error:
             if final:
                 raise
             _log.error("%s is not published: %s", version, error)
@@ -102,8 +106,19 @@ class Offers:
         taken = self._on_device()
         if taken is not None:
             return lambda: taken.on_host(self._area, name)
-        snapshot = Snapshot.take(self._world.export(), self._config.checkpoint.chunk_bytes, self._area, name)
+        snapshot = self._on_host(name)
         return lambda: snapshot
+
+    def _on_host(self, name: str) -> Snapshot:
+        """Each rank brings its share."""
+        assert self._area is not None
+        filling = self._area.begin(name)
+        try:
+            filling.finish(self._world.snapshot(self._area.folder / "filling" / name, filling.old_bytes))
+            return Snapshot(HeldFile(os.dup(filling.descriptor)), filling, self._config.checkpoint.chunk_bytes)
+        except BaseException:
+            filling.discard()
+            raise
 
     def _on_device(self) -> DeviceSnapshot | None:
         if self._flat is None:

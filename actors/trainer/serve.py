@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from physarum.actors.trainer.batch import decode_sequences
-from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Step
+from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Snapshot, Step
 from physarum.actors.trainer.errors import TrainerError
 from physarum.actors.trainer.megatron import distributed
 from physarum.actors.trainer.worker import Worker
@@ -61,6 +61,8 @@ def execute(worker: Worker, command: Command) -> None:
             worker.logprobs(decode_sequences(sequences))
         case Export(index):
             worker.export_parameter(index)
+        case Snapshot(path, old_bytes):
+            worker.snapshot.write(Path(path), old_bytes)
         case Save(folder):
             worker.save(Path(folder))
         case Load(folder):

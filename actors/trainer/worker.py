@@ -34,6 +34,7 @@ from physarum.actors.trainer.minibatches import minibatches, pairs, plan_units
 from physarum.actors.trainer.objective import MAXIMUM, Rows, microbatch_loss, step_metrics
 from physarum.actors.trainer.off_policy import with_weights
 from physarum.actors.trainer.passes import Passes
+from physarum.actors.trainer.rank_snapshot import RankSnapshot
 from physarum.actors.trainer.replay import replay_metrics
 from physarum.actors.trainer.schedule import Outcome, run_microbatches
 from physarum.actors.trainer.signals import Signals, needed_columns
@@ -60,6 +61,7 @@ class Worker:
         )
         self.exported = exported_parameters(self.model, self.parallel)
         """Parameters in export order; an index into it is `export_parameter`'s argument."""
+        self.snapshot = RankSnapshot(self.model, self.exported, self.parallel)
         settings = OptimizerSettings(
             config.lr, config.weight_decay, config.betas, config.eps, config.clip_grad, config.warmup_steps
         )

@@ -26,13 +26,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence, encode_sequences
-from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Step
+from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Snapshot, Step
 from physarum.actors.trainer.errors import (
     BadSequence,
     EmptyBatch,
     ExportInterrupted,
     RankFailed,
     SequenceTooLong,
+    SnapshotNotTaken,
     StateNotWritten,
     TrainerError,
     WorldClosed,
@@ -152,6 +153,18 @@ class World:
                     "expected none to change: read the export to its end before the next step or load"
                 )
             yield from self._export_one(index, on_device)
+
+    def snapshot(self, path: Path, old_bytes: int) -> int:
+        """All weights as the safetensors file `path` of this host, each rank its share; its size.
+
+        `old_bytes` of it are memory that is there (weightsync.area.Filling). Raises SnapshotNotTaken where any rank finds no
+        room: the file is incomplete, the world goes on.
+        """
+        return self._call(
+            lambda: Snapshot(str(path), old_bytes),
+            lambda: self._worker.snapshot.write(path, old_bytes),
+            SnapshotNotTaken,
+        )
 
     def save(self, folder: Path) -> None:
         """Training state (weights, optimizer, schedule, generators) into `folder`, files flushed to disk.

@@ -33,6 +33,21 @@ def from_stage(data: bytes | None, stage: int, parallel: Parallel) -> bytes:
     return payload.cpu().numpy().tobytes()
 
 
+def from_all(data: bytes) -> list[bytes]:
+    """What each rank gives, in rank order, on all; collective over the world."""
+    ranks = dist.get_world_size()
+    if ranks == 1:
+        return [data]
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(ranks)]
+    dist.all_gather(sizes, torch.tensor([len(data)], device=device))
+    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8, device=device)
+    padded[: len(data)] = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+    parts = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(parts, padded)
+    return [part[: int(size)].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+
 def send_tensors(named: Sequence[tuple[str, Tensor]], to: int, parallel: Parallel) -> None:
     """Counterpart of `receive_tensors` on rank `to`."""
     headers = [_Header(name, list(one.shape), str(one.dtype).removeprefix("torch.")) for name, one in named]

@@ -64,7 +64,7 @@ def export_parameter(
     source = holders[0]
     named: list[tuple[str, Tensor]] = []
     if parallel.rank in holders:
-        named = _whole(model, which, parallel)
+        named = whole_parameter(model, which, parallel)
     if source != 0 and parallel.rank == source:
         send_tensors(named, 0, parallel)
     if parallel.rank != 0:
@@ -76,8 +76,8 @@ def export_parameter(
     return [(name, tensor.to("cpu", copy=True).contiguous()) for name, tensor in named]
 
 
-def _whole(model: Model, which: Exported, parallel: Parallel) -> list[tuple[str, Tensor]]:
-    """Collective over the holders."""
+def whole_parameter(model: Model, which: Exported, parallel: Parallel) -> list[tuple[str, Tensor]]:
+    """Its Hugging Face tensors, put together among the ranks of this replica that hold a part; collective over those."""
     parameter = model.module.get_parameter(which.name)
     table_name = model.bridge._weight_name_mapping_mcore_local_to_global(model.module)[which.name]
     whole = parameter.detach()

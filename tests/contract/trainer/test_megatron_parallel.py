@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Kl, Mis, Reference
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence
-from physarum.actors.trainer.errors import NonFiniteStep
+from physarum.actors.trainer.errors import NonFiniteStep, SnapshotNotTaken
 from physarum.actors.trainer.world import World, WorldConfig
 
 pytestmark = pytest.mark.timeout(120)
@@ -191,6 +192,7 @@ def _check(alone: Alone, folder: Path, shape: dict[str, Any]) -> None:
         reordered = sorted(sequences, key=lambda one: (one.group, -one.execution))  # minibatches are whole groups
         for found, expected in zip(_steps(world, reordered), alone.steps, strict=True):
             _same(found, expected)
+        _check_version(world, folder)
         for name, tensor in exported(world).items():
             torch.testing.assert_close(tensor, alone.weights[name], rtol=0, atol=2e-6, msg=name)
         with pytest.raises(NonFiniteStep):  # all ranks refuse together, and go on
@@ -200,6 +202,20 @@ def _check(alone: Alone, folder: Path, shape: dict[str, Any]) -> None:
         world.load(folder)
         again = world.step(sequences)
         assert (again.loss, again.grad_norm, again.metrics) == (after.loss, after.grad_norm, after.metrics)
+
+
+def _check_version(world: World, folder: Path) -> None:
+    """What the ranks bring together is what rank 0 exports, byte by byte; twice, over memory that is there."""
+    path = folder / "version.safetensors"
+    path.touch()
+    for old_bytes in (0, path.stat().st_size):
+        assert world.snapshot(path, old_bytes) == path.stat().st_size
+        found, expected = load_file(path), exported(world)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    for full in (Path("/dev/full"), folder / "taken-away"):  # all ranks refuse together, and go on
+        with pytest.raises(SnapshotNotTaken, match=f"{full}"):
+            world.snapshot(full, 0)
 
 
 def _same(found: StepResult, expected: StepResult) -> None:
