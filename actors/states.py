@@ -14,6 +14,7 @@ SOURCE_POSITION: Final = "source-position"
 HEAD: Final = "head"
 ENGINE: Final = "engine"
 TURN: Final = "turn"
+CANARY: Final = "canary"
 PINS: Final = "pins"
 DEAD_MARK: Final = "dead"
 HOLD: Final = "hold"
@@ -84,11 +85,12 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """How far one engine has come with a version: `state` since `at` (Unix seconds). `staged`: its bytes are in the memory of
-    the engine's host; `refused`: the engine serves what it served, `reason` says why."""
+    the engine's host; `canary`: it serves the version for a gate to judge; `refused`: it serves what it served before, `reason`
+    says why."""
 
     engine: str
     label: str
-    state: Literal["announced", "staged", "verified", "live", "refused", "quarantined"]
+    state: Literal["announced", "staged", "verified", "canary", "live", "refused", "quarantined"]
     reason: str = ""
     at: float
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from physarum.configs.types import Count, Devices, Environment, HttpUrls, Seconds, Section, refuse
+from physarum.configs.hooks import Hook
+from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrls, Seconds, Section, refuse
 
 
 def _normalise_arguments(value: Any) -> Any:
@@ -24,6 +25,19 @@ def _normalise_arguments(value: Any) -> Any:
 
 
 SglangArguments = Annotated[dict[str, JsonValue], BeforeValidator(_normalise_arguments)]
+
+
+class CanaryConfig(Section):
+    """Some engines of a group take each version first; the others once `gate` let it pass on each of those."""
+
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Of the group; at least one engine."""
+    gate: Hook | None = None
+    """`async (probe, **args)`: returns to let a version pass, raises to refuse it (actors/engine/gate.py). Null: the version's
+    log-probabilities must be finite."""
+    args: Arguments = Field(default_factory=dict)
+    timeout_s: Seconds = 60.0
+    """For the gate; later it has refused."""
 
 
 class EngineConfig(Section):
@@ -49,6 +63,8 @@ class EngineConfig(Section):
     """Where the engines read versions from; for engines at a `url` on another host, a folder that both see under this path."""
     update_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """At most this share of the group, and at least one engine, stands still for an update at the same time."""
+    canary: CanaryConfig | None = None
+    """Null: all engines take a version as soon as they have it."""
     gpus: Devices = 0
     env: Environment = Field(default_factory=dict)
 
@@ -57,6 +73,11 @@ class EngineConfig(Section):
         """Engines that may stand still for an update at the same time; 0: all of them, so nobody waits."""
         allowed = max(1, int(self.update_share * self.instances))
         return 0 if allowed >= self.instances else allowed
+
+    @property
+    def canaries(self) -> int:
+        """Engines that take a version before the others."""
+        return max(1, int(self.canary.share * self.instances)) if self.canary is not None else 0
 
     @property
     def instances(self) -> int:

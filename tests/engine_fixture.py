@@ -105,14 +105,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveEngine]:
     tiny_model(0).save_pretrained(model)
     # A loop of its own, set nowhere: tests run theirs beside it.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        process = runner.run(_start(model, folder / "sglang.log"))
+        process = runner.run(start_engine(model, folder / "sglang.log"))
         try:
             yield LiveEngine(process, model, folder)
         finally:
             runner.run(process.stop())
 
 
-async def _start(model: Path, log_file: Path) -> EngineProcess:
+async def start_engine(model: Path, log_file: Path) -> EngineProcess:
     arguments: dict[str, Any] = {"skip-tokenizer-init": True, "max-total-tokens": 32768}
     spec = EngineSpec(python=engine_python(), model=model, label="policy@1.0", log_file=log_file, sglang=arguments)
     process = await EngineProcess.start(spec)

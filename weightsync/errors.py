@@ -37,6 +37,10 @@ class StaleVersionError(WeightSyncError):
     """A version at or below one that was already accepted: a trainer that lost its lease, or a late message."""
 
 
+class VersionRefusedError(WeightSyncError):
+    """A canary refused the version: no other engine takes it."""
+
+
 class ServiceRefusedError(WeightSyncError):
     """The checkpoint service answered and refused: `status` and `body` are its own words."""
 

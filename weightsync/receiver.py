@@ -69,9 +69,10 @@ class Receiver:
 
     `expected` are the tensors of its model (layout.forms_in): a version that holds others is refused before the pause;
     so is one whose `model_digest` differs. `staging` is this receiver's own; `keep_last` versions stay in its area where no
-    checkpoint service keeps them. `turn`: a version that is verified waits in it before the engine is paused. `transport`
-    brings it into the engine; without one the engine reads a folder. `holdings` are told what is brought to this host, for
-    other receivers. `differences`: whether chunks are taken as what differs from the version before (pace.py).
+    checkpoint service keeps them. `turn`: a verified version (label) waits in it before the engine is paused; what it raises
+    `apply` raises. `transport` brings it into the engine; without one the engine reads a folder. `holdings` are told what is
+    brought to this host, for other receivers. `differences`: whether chunks are taken as what differs from the version before
+    (pace.py).
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Receiver:
         transport: Transport | None = None,
         holdings: Holdings | None = None,
         differences: Differences = "auto",
-        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        turn: Callable[[str], AbstractAsyncContextManager[None]] = lambda label: nullcontext(),
         on_state: Callable[[str, State], None] = lambda label, state: None,
     ) -> None:
         self.live = live
@@ -137,7 +138,7 @@ class Receiver:
                     await self._prepare(file, manifest, changed)
                     fetch_s = time.perf_counter() - started
                     self._on_state(manifest.label, "verified")
-                    async with self._turn():
+                    async with self._turn(manifest.label):
                         pause_s = await self._swap(manifest.label)
             finally:
                 await self._transport.clear()

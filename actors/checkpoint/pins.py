@@ -1,4 +1,5 @@
-"""The versions that users pinned, as the checkpoint service asks for them before it lets old ones go."""
+"""The versions that users pinned, and those that engines would go back to, as the checkpoint service asks for them before it
+lets old ones go."""
 
 from __future__ import annotations
 
@@ -8,16 +9,20 @@ from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.bus.errors import BusError
 from physarum.bus.register import Register
+from physarum.weightsync.canary import Trial
 
 _log = logging.getLogger(__name__)
 
 
 async def pinned(context: Context) -> frozenset[str] | None:
     """Their labels; None, with a warning, where the bus does not say: then nothing may be let go."""
+    model = context.config.model.name
     register = Register(context.bus, context.publisher, "weights", states.Pins)
+    trials = Register(context.bus, context.publisher, "weights", Trial)
     try:
-        entry = await register.get(states.PINS, context.config.model.name)
+        entry = await register.get(states.PINS, model)
+        passed = {trial.passed for trial in await trials.entries(states.CANARY, model) if trial.passed is not None}
     except BusError as error:
         _log.warning("no version is let go, since nobody says which are pinned: %s", error)
         return None
-    return frozenset(entry.value.labels if entry.value else ())
+    return frozenset(entry.value.labels if entry.value else ()) | passed

@@ -20,6 +20,7 @@ cache is off. `in_place` never flushes and needs either extra_key or no radix ca
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -136,6 +137,21 @@ class EngineControl:
                 ranks=int(info.get("tp_size", 1)),
             )
         return self._capabilities
+
+    async def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probability of each token but the first given those before it, [T - 1], computed anew (no cached prefix)."""
+        body = {
+            "input_ids": list(token_ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        answer = _mapping(await self._call("POST", "/generate", body), "/generate")
+        try:
+            found = answer["meta_info"]["input_token_logprobs"]
+            return [math.nan if entry[0] is None else float(entry[0]) for entry in found[1:]]
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise EngineAnswerError(f"/generate answered without log-probabilities of its input: {error!r}") from error
 
     async def check_pause_mode(self, mode: PauseMode) -> None:
         """Raises EngineCapabilityError where updates with `mode` would let old KV serve new tokens."""

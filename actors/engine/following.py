@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -23,6 +23,7 @@ from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.errors import EngineError
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
+from physarum.actors.engine.trials import Trials
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.weights_area import weights_area
 from physarum.bus.errors import BusError
@@ -43,8 +44,10 @@ from physarum.weightsync.errors import (
     ServiceUnreachableError,
     StaleVersionError,
     UpdateRefusedError,
+    VersionRefusedError,
 )
 from physarum.weightsync.layout import forms_in
+from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.receiver import Receiver, SwapRecord
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
@@ -65,6 +68,7 @@ _TRANSIENT: Final = (
     ServiceRefusedError,
     ServiceUnreachableError,
     UpdateRefusedError,
+    VersionRefusedError,
 )
 _RETRY_S: Final = 2.0
 
@@ -87,6 +91,7 @@ class Following:
         self._control = control
         self._standing = Standing(actor.context)
         self._relay = Relay(actor.context)
+        self._trials = Trials(actor, settings, group, control)
         self._receiver: Receiver | None = None
         self._listening: asyncio.Task[None] | None = None
         self._look_again: Callable[[], None] = lambda: None
@@ -119,7 +124,9 @@ class Following:
         """Whether the engine still serves what was put there: one that was started anew by others has lost it, and takes no
         traffic until it has the head again. Raises EngineError."""
         serves, receiver = self._actor.facts.get("version"), self._receiver
-        if serves is None or receiver is None or receiver.updating or receiver.quarantined is not None:
+        if serves is None or receiver is None or receiver.quarantined is not None:
+            return
+        if receiver.updating or self._trials.judging:
             return
         found = await self._control.live_label()
         if receiver.updating or (found == serves and self._actor.state == "ready"):
@@ -180,7 +187,7 @@ class Following:
             transport=transport,
             holdings=self._relay.holdings,
             differences=context.config.checkpoint.differences,
-            turn=self._turns().take,
+            turn=self._turn,
             on_state=self._standing.set,
         )
 
@@ -202,6 +209,12 @@ class Following:
                         transport.join(entry.value)
                 await changed.wait()
 
+    @asynccontextmanager
+    async def _turn(self, label: str) -> AsyncIterator[None]:
+        await self._trials.admitted(label)
+        async with self._turns().take():
+            yield
+
     def _turns(self) -> Turns:
         return Turns(
             Register(self._actor.bus, self._actor.publisher, "weights", Turn),
@@ -212,39 +225,79 @@ class Following:
         )
 
     async def _bring_to(self, head: states.Head, receiver: Receiver, services: Roster) -> bool:
-        """Whether the engine now serves `head` (or something newer)."""
-        version = Version.parse(head.label)
-        if receiver.live is not None and receiver.live >= version:
+        """Whether the engine now serves `head` (or something newer), or what passed before, where that was refused."""
+        try:
+            wanted = await self._trials.wanted(head.label)
+        except BusError as error:
+            _log.warning("nobody says whether %s was refused: %s", head.label, error)
+            return False
+        if wanted is None:
+            _log.error("%s was refused and no version has passed: the engine takes no traffic", head.label)
             return True
+        live, version = receiver.live, Version.parse(wanted)
+        if live is not None and (live == version or (live > version and wanted == head.label)):
+            return True
+        if live is not None and live > version:
+            self._forget(receiver)  # of the refused version
+        return await self._bring(wanted, receiver, services)
+
+    async def _bring(self, label: str, receiver: Receiver, services: Roster) -> bool:
+        """Whether the engine now serves the version (or something newer)."""
         urls = [beat.facts["url"] for beat in services.members if "url" in beat.facts]
         if not urls:
-            _log.warning("%s cannot be fetched: no checkpoint service has announced itself", head.label)
+            _log.warning("%s cannot be fetched: no checkpoint service has announced itself", label)
             return False
         token = read_secret(self._actor.config.checkpoint.token_env)
-        self._standing.set(head.label, "announced")
+        self._standing.set(label, "announced")
         try:
-            manifest = await CheckpointClient(urls[0], token, self._session).get_manifest(head.label)
+            manifest = await CheckpointClient(urls[0], token, self._session).get_manifest(label)
             swap = await receiver.apply(manifest, urls, token, self._relay.peers())
         except StaleVersionError:
             return True
         except ManifestError as error:
-            raise UnrecoverableError(f"{head.label} does not fit the model that this engine serves: {error}") from error
+            raise UnrecoverableError(f"{label} does not fit the model that this engine serves: {error}") from error
         except EngineQuarantineError as error:
             self._actor.become("quarantined")
-            self._standing.set(head.label, "quarantined", str(error))
+            self._standing.set(label, "quarantined", str(error))
             await self._standing.flush()
             raise ActorError(f"the engine is quarantined and is started anew: {error}") from error
         except _TRANSIENT as error:
-            _log.warning(
-                "%s not applied, the engine serves %s: %s", head.label, self._actor.facts.get("version"), error
-            )
-            self._standing.set(head.label, "refused", str(error))
+            _log.warning("%s not applied, the engine serves %s: %s", label, self._actor.facts.get("version"), error)
+            self._standing.set(label, "refused", str(error))
             if receiver.live is None and "version" in self._actor.facts:
                 self._forget(receiver)  # it was started anew by others
             return False
-        self._standing.set(head.label, "live")
+        finally:
+            if self._trials.judging and receiver.live != Version.parse(label):
+                self._no_canary()
+        if await self._refused(manifest, receiver):
+            return False
+        self._standing.set(label, "live")
         await self._announce_swap(swap)
         return True
+
+    async def _refused(self, manifest: Manifest, receiver: Receiver) -> bool:
+        """Judges what a canary serves; it gives back what it refuses, or what it cannot tell the others about."""
+        if not self._trials.judging:
+            return False
+        self._standing.set(manifest.label, "canary")
+        try:
+            reason = await self._trials.refused(manifest)
+        except BusError as error:
+            reason = f"the verdict could not be told: {error}"
+        finally:
+            self._trials.judging = False
+        if reason is None:
+            return False
+        self._standing.set(manifest.label, "refused", reason)
+        self._forget(receiver)
+        return True
+
+    def _no_canary(self) -> None:
+        """The update was not done: the engine serves what it served."""
+        self._trials.judging = False
+        if "version" in self._actor.facts and self._actor.state == "canary":
+            self._actor.become("ready")
 
     async def _announce_swap(self, swap: SwapRecord) -> None:
         actor = self._actor

@@ -18,7 +18,7 @@ from physarum.bus.version import Version
 
 _log = logging.getLogger(__name__)
 
-State = Literal["announced", "staged", "verified", "live", "refused", "quarantined"]
+State = Literal["announced", "staged", "verified", "canary", "live", "refused", "quarantined"]
 
 
 class Standing:

@@ -9,6 +9,7 @@
 | model.factory.hook | (folder, **args) | nothing: it fills the folder |
 | trainer.algorithm.advantage | (batch, **hook_args) | advantages [T] |
 | trainer.algorithm.loss | (logprobs, columns, **hook_args) | a loss per token [N] |
+| engines.GROUP.canary.gate | async (probe, **args) | nothing: it raises to refuse |
 | filters.groups, filters.executions | (headers, **args) | whether they pass |
 
 What a source function returns is known only once it is called: the source role applies `hooks.check_rows` then. A
@@ -74,6 +75,10 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
         yield _Use(("evaluation", "hook"), evaluation.hook, ("seed",), evaluation.args, gives_rows=True)
     if factory is not None:
         yield _Use(("model", "factory", "hook"), factory.hook, ("folder",), factory.args)
+    for name, group in config.engines.items():
+        if group.canary is not None:
+            canary, key = group.canary, ("engines", name, "canary", "gate")
+            yield _Use(key, canary.gate, ("probe",), canary.args, is_async=True)
     yield from _algorithm_uses(config)
     for place, filters in (("groups", config.filters.groups), ("executions", config.filters.executions)):
         for one in filters:

@@ -1,0 +1,81 @@
+"""One engine's part in the trials of its group: which version it is to have, when it may load it, and its vote as a canary.
+
+Where the group has no canaries every head is wanted, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from transformers import AutoConfig
+
+from physarum.actors import states
+from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.gate import Probe, refusal
+from physarum.bus.register import Register
+from physarum.configs.engine import EngineConfig
+from physarum.weightsync.canary import Canary, Trial
+from physarum.weightsync.manifest import Manifest
+
+if TYPE_CHECKING:
+    from physarum.actors.engine.actor import EngineActor
+
+_log = logging.getLogger(__name__)
+
+
+class Trials:
+    """`judging`: this engine has a version that nobody let pass yet."""
+
+    def __init__(self, actor: EngineActor, settings: EngineConfig, group: str, control: EngineControl) -> None:
+        self.judging = False
+        self._actor, self._settings, self._control = actor, settings, control
+        context, config = actor.context, settings.canary
+        self._canary: Canary | None = None
+        if config is not None:
+            limit_s = 4 * settings.update_timeout_s + config.timeout_s  # a turn, and the gate
+            register = Register(context.bus, context.publisher, "weights", Trial)
+            key = (states.CANARY, context.config.model.name, group)
+            self._canary = Canary(register, key, context.identity.instance, settings.canaries, limit_s)
+
+    async def wanted(self, head: str) -> str | None:
+        """The label that the engine is to serve: the head, or what passed before where that was refused; None: nothing has.
+        Raises BusError."""
+        trial = await self._canary.current() if self._canary is not None else None
+        if trial is None or trial.label != head or trial.verdict != "refused":
+            return head
+        return trial.passed
+
+    async def admitted(self, label: str) -> None:
+        """Returns once the engine may load `label`. Raises VersionRefusedError, StaleVersionError, BusError."""
+        if self._canary is None:
+            return
+        trial = await self._canary.current()
+        if trial is not None and trial.passed == label:
+            return  # it goes back
+        if await self._canary.admitted(label):
+            self.judging = True
+            self._actor.become("canary")
+
+    async def refused(self, manifest: Manifest) -> str | None:
+        """Why this engine, as a canary, refuses what it now serves; None: it passes, or is no canary's. Raises BusError."""
+        config = self._settings.canary
+        if self._canary is None or config is None or not self.judging:
+            return None
+        trial = await self._canary.current()
+        probe = Probe(
+            url=self._control.base_url,
+            manifest=manifest,
+            previous=trial.passed if trial is not None else None,
+            vocabulary=await asyncio.to_thread(self._vocabulary),
+            control=self._control,
+        )
+        reason = await refusal(config, probe)
+        if reason is not None:
+            _log.error("%s is refused by its canary: %s", manifest.label, reason)
+        await self._canary.vote(manifest.label, reason)
+        return reason
+
+    def _vocabulary(self) -> int:
+        return int(AutoConfig.from_pretrained(self._actor.context.folder.start_model).vocab_size)

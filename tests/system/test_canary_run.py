@@ -1,0 +1,53 @@
+"""A run whose canary refuses versions: they make no token but the canary's own, engines go back, and training ends exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import orjson
+import pytest
+
+from physarum.actors import states
+from physarum.actors.tools.access import opened
+from physarum.bus.register import Register
+from physarum.bus.version import Version
+from physarum.weightsync.canary import Trial
+from tests.bench.chaos import RECIPE
+from tests.bench.chaos_run import ChaosRun, stub_overrides
+from tests.bench.processes import ROOT
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(280)]
+
+STEPS = 30
+REFUSED = list(range(3, STEPS, 4))
+
+
+async def test_refused_versions_reach_no_other_engine(tmp_path: Path) -> None:
+    journal = tmp_path / "stub.jsonl"
+    run = ChaosRun(
+        RECIPE, tmp_path, "tried",
+        [*stub_overrides(journal), f"stop.steps={STEPS}", "age.bound=4", "engines.policy.count=3",
+         f"engines.policy.canary.gate={ROOT / 'tests' / 'canary_gate.py'}:refuse",
+         f"engines.policy.canary.args.numbers={REFUSED}"],
+    )  # fmt: skip
+    try:
+        await run.up()
+        found = await run.ended()
+        async with opened(run.folder, "test") as visit:
+            trials = Register(visit.bus, visit.publisher, "weights", Trial)
+            trial = (await trials.get(states.CANARY, "policy", "policy")).value
+    finally:
+        run.stop()
+    assert found["account"]["imbalance"] == found["account"]["double_trained"] == 0 and found["steps"] == STEPS
+    assert trial is not None and trial.passed is not None
+    loaded = Counter(label for label in live_labels(journal) if label != "start")
+    refused = [label for label in loaded if Version.parse(label).number in REFUSED]
+    assert refused and all(loaded[label] == 1 for label in refused), "its canary alone"
+    assert max(loaded.values()) >= 3, "what passed reached the others"
+
+
+def live_labels(journal: Path) -> list[str]:
+    """Of every load of every engine, in order."""
+    records = map(orjson.loads, journal.read_bytes().splitlines())
+    return [str(record["label"]) for record in records if record["kind"] == "live"]

@@ -1,0 +1,116 @@
+"""Some engines take a version first, and the others only once a gate has let it pass.
+
+    verified --> [a place is free] canary: pause, load, gate --vote--> passed: all others go on
+                 [places are taken] wait                        `---> refused: nobody else takes it, canaries go back
+
+One register entry for each group holds the newest version on trial. A canary that dies loses its place after `limit_s`, and
+whoever waits takes it; one refusal refuses the version. Invariant: no engine but canaries loads a version before it passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Final, Literal
+
+import msgspec
+
+from physarum.bus.errors import WrongSequenceError
+from physarum.bus.register import Register
+from physarum.bus.version import Version
+from physarum.weightsync.errors import StaleVersionError, VersionRefusedError
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S: Final = 60.0
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one group. `takers`: canaries, and until when (Unix seconds) each may last; `votes`: a refusal's reason, or "" for a
+    pass; `passed`: the newest label that did, to which engines go back."""
+
+    label: str
+    takers: dict[str, float] = {}
+    votes: dict[str, str] = {}
+    verdict: Literal["open", "passed", "refused"] = "open"
+    passed: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused."""
+        return "; ".join(f"{who}: {why}" for who, why in self.votes.items() if why)
+
+
+class Canary:
+    """The trials of a group as `me`, one of its engines, takes part in them. `places`: how many canaries a version has."""
+
+    def __init__(self, register: Register[Trial], key: tuple[str, ...], me: str, places: int, limit_s: float) -> None:
+        self._register = register
+        self._key = key
+        self._me = me
+        self._places = places
+        self._limit_s = limit_s
+
+    async def current(self) -> Trial | None:
+        """The newest trial. Raises BusError."""
+        return (await self._register.get(*self._key)).value
+
+    async def admitted(self, label: str) -> bool:
+        """Waits until this engine may load `label`; whether as a canary, which must `vote` then.
+
+        Raises VersionRefusedError, StaleVersionError (a newer version is on trial), BusError.
+        """
+        async with self._register.watch(*self._key) as changed:
+            while True:
+                changed.clear()
+                entry = await self._register.get(*self._key)
+                trial = _of(entry.value, label)
+                if trial.verdict == "passed":
+                    return False
+                if trial.verdict == "refused":
+                    raise VersionRefusedError(f"{label} was refused by its canary, {trial.reason}")
+                present = {name: until for name, until in trial.takers.items() if until > time.time()}
+                if self._me in present or len(present) + len(trial.votes) < self._places:
+                    takers = {**present, self._me: time.time() + self._limit_s}
+                    with contextlib.suppress(WrongSequenceError):  # somebody else was faster: look again
+                        await self._put(msgspec.structs.replace(trial, takers=takers), entry.revision)
+                        return True
+                    continue
+                wait_s = min([until - time.time() for until in present.values()], default=_LONGEST_WAIT_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(wait_s, 0.0)):
+                        await changed.wait()
+
+    async def vote(self, label: str, refusal: str | None) -> None:
+        """This canary's: None lets it pass. Once all places have voted so the version has passed. Raises BusError."""
+        while True:
+            entry = await self._register.get(*self._key)
+            trial = entry.value
+            if trial is None or trial.label != label or trial.verdict == "refused":
+                return  # a newer one is on trial: this engine was slow, and its place is another's
+            votes = {**trial.votes, self._me: refusal or ""}
+            takers = {name: until for name, until in trial.takers.items() if name != self._me}
+            changed = msgspec.structs.replace(trial, votes=votes, takers=takers)
+            if refusal is not None:
+                changed = msgspec.structs.replace(changed, verdict="refused")
+            elif len(votes) >= self._places:
+                changed = msgspec.structs.replace(changed, verdict="passed", passed=label)
+            with contextlib.suppress(WrongSequenceError):
+                await self._put(changed, entry.revision)
+                return
+
+    async def _put(self, trial: Trial, revision: int) -> None:
+        await self._register.compare_and_set(trial, revision, *self._key)
+
+
+def _of(trial: Trial | None, label: str) -> Trial:
+    """The trial of `label`: the one there is, or a new one. Raises StaleVersionError when that of a newer version has begun."""
+    if trial is None:
+        return Trial(label=label)
+    if trial.label == label:
+        return trial
+    if Version.parse(trial.label) > Version.parse(label):
+        raise StaleVersionError(f"{label} is not wanted any more: {trial.label} is on trial")
+    return Trial(label=label, passed=trial.passed)
