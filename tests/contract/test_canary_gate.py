@@ -69,7 +69,9 @@ async def test_weights_that_are_no_numbers_are_refused(
     assert reason is not None and "log-probabilities" in reason
 
 
-async def test_a_gate_that_raises_hangs_or_refuses_lets_nothing_pass(engine: LiveEngine, control: EngineControl) -> None:
+async def test_a_gate_that_raises_hangs_or_refuses_lets_nothing_pass(
+    engine: LiveEngine, control: EngineControl
+) -> None:
     await serve(engine, control, seed=0)
     here = f"{__file__}:"
     for gate, words in (
