@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from physarum.actors.errors import UnrecoverableError
+from physarum.actors.served_model import served_quantisation
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.world import World
 from physarum.actors.weights_area import weights_area
@@ -19,7 +21,8 @@ from physarum.bus.version import Version
 from physarum.configs.root import RootConfig
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.device.snapshot import DeviceSnapshot, FlatBuffer
-from physarum.weightsync.errors import NoRoomError
+from physarum.weightsync.errors import NoRoomError, QuantisationError
+from physarum.weightsync.quantisation.plan import Quantisation
 from physarum.weightsync.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ class Offers:
         self._publication = publication
         self._area: SharedArea | None = None
         self._flat: FlatBuffer | None = None
+        self._quantisation: Quantisation | None = None
 
     @property
     def wanted(self) -> bool:
@@ -60,10 +64,12 @@ class Offers:
     async def begin(self) -> None:
         """Clears away what a trainer that died was writing: only the holder of the trainer's lease may call this."""
         if self.wanted:
+            folder = self._actor.context.folder
+            self._quantisation = await asyncio.to_thread(served_quantisation, folder, self._config)
             chunk_bytes = self._config.checkpoint.chunk_bytes
             if self._world.device.type == "cuda" or broadcasts(self._config):
                 self._flat = FlatBuffer(chunk_bytes)
-            self._area = await asyncio.to_thread(weights_area, self._actor.context.folder, self._config)
+            self._area = await asyncio.to_thread(weights_area, folder, self._config)
             await asyncio.to_thread(self._area.clear_filling, _FILLING)
 
     async def make(self, version: Version, *, final: bool = False) -> None:
@@ -94,6 +100,8 @@ class Offers:
             _log.error("%s is not published: %s", version, error)
             self._publication.debt += 1
             return
+        except QuantisationError as error:
+            raise UnrecoverableError(f"{version} cannot be published: {error}") from error
         self._publication.offer(Offer(version, on_host, {}, self._flat))
 
     def _snapshot(self, version: Version) -> Callable[[], Snapshot]:
@@ -102,15 +110,20 @@ class Offers:
         taken = self._on_device()
         if taken is not None:
             return lambda: taken.on_host(self._area, name)
-        snapshot = Snapshot.take(self._world.export(), self._config.checkpoint.chunk_bytes, self._area, name)
+        snapshot = Snapshot.take(self._exported(), self._config.checkpoint.chunk_bytes, self._area, name)
         return lambda: snapshot
 
     def _on_device(self) -> DeviceSnapshot | None:
         if self._flat is None:
             return None
         try:
-            return self._flat.take(lambda: self._world.export(on_device=True))
+            return self._flat.take(lambda: self._exported(on_device=True))
         except torch.OutOfMemoryError as error:
             _log.warning("no room on the device for a copy of the weights, training waits for the host's: %s", error)
             self._flat = None
             return None
+
+    def _exported(self, on_device: bool = False) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights in the form that engines hold, one at a time."""
+        named = self._world.export(on_device)
+        return named if self._quantisation is None else self._quantisation.tensors(named)

@@ -49,6 +49,7 @@ from physarum.actors.trainer.replay import replayed
 from physarum.actors.trainer.serve import describe
 from physarum.actors.trainer.worker import Worker
 from physarum.actors.trainer.world_config import WorldConfig
+from physarum.weightsync.quantisation.plan import Quantisation
 
 __all__ = ["World", "WorldConfig"]
 
@@ -165,9 +166,9 @@ class World:
         self._call(lambda: Load(str(folder)), lambda: self._worker.load(folder))
         self._weights_changed += 1
 
-    def save_hf(self, folder: Path) -> None:
-        """The model as a Hugging Face folder: safetensors, config and the start model's tokenizer files."""
-        write_hf_folder(Path(self.config.hf_folder), folder, self.export())
+    def save_hf(self, folder: Path, quantisation: Quantisation | None = None) -> None:
+        """The model as a Hugging Face folder: safetensors, config, the start model's tokenizer. Raises QuantisationError."""
+        write_hf_folder(Path(self.config.hf_folder), folder, self.export(), quantisation)
 
     def close(self) -> None:
         """End the other ranks and leave the process group; may be called twice."""

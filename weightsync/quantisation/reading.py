@@ -5,7 +5,8 @@ Invariant: a tensor that is stored quantised and that the folder's config.json d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from physarum.weightsync.errors import QuantisationError
@@ -44,3 +45,13 @@ class Dequantised:
                 f" (expected {', '.join(names.values()) or 'a quantization_config'}): start from an unquantised model"
             )
         return tensor
+
+
+def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a Hugging Face folder under their names, as they are stored, one at a time."""
+    from safetensors import safe_open  # with torch, in the thread that reads the model
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # no mapping: it has keys() only
+                yield name, opened.get_tensor(name)
