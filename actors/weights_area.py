@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from physarum.actors.context import RunFolder
+from physarum.actors.served_model import served_model
 from physarum.configs.root import RootConfig
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.layout import forms_in
@@ -14,9 +15,10 @@ _ON_THE_WAY: Final = 2
 
 
 def weights_area(folder: RunFolder, config: RootConfig, only_look: bool = False) -> SharedArea:
-    """The start model's size says whether memory can hold what is kept; a host without one holds no version either. With
-    `only_look` nothing is made where nothing is. Blocking. Raises ManifestError for a model that cannot be read.
+    """The size of the model that engines start from says whether memory can hold what is kept; a host without one holds no
+    version either. With `only_look` nothing is made where nothing is. Blocking. Raises ManifestError for a model that cannot
+    be read.
     """
-    model = folder.start_model
+    model = served_model(folder, config)
     model_bytes = sum(form.size_bytes for form in forms_in(model.resolve()).values()) if model.exists() else 0
     return SharedArea.of_run(folder.path, model_bytes, config.checkpoint.keep_last + _ON_THE_WAY, only_look)

@@ -47,6 +47,9 @@ class EngineConfig(Section):
     """Servers to start; with `url` the number of URLs counts instead."""
     model: Path | None = None
     """A Hugging Face folder; null serves the policy and follows its versions."""
+    quantised_model: Path | None = None
+    """The start model in a quantised form (a Hugging Face folder whose config.json has a quantization_config): the engines
+    start from it, and versions are quantised in the same way. Null: they start from the start model as it is."""
     python: Path | None = None
     """Interpreter of the engine's environment; null takes .venv-engine beside the project, else this interpreter."""
     url: HttpUrls | None = None

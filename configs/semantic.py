@@ -198,6 +198,37 @@ def _external_engines(config: RootConfig) -> Iterator[_Finding]:
                 yield ("engines", name, option), found, "a server that is started here", remedy
 
 
+def _quantised_models(config: RootConfig) -> Iterator[_Finding]:
+    """All engines that follow versions get the same tensors."""
+    following = {name: group for name, group in config.engines.items() if group.model is None}
+    first = next(iter(following), "")
+    for name, group in config.engines.items():
+        key: KeyPath = ("engines", name, "quantised_model")
+        if group.model is not None and group.quantised_model is not None:
+            found = f"`{dotted(key)}` with `engines.{name}.model`"
+            yield key, found, "one of the two: an engine with `model` follows no versions", f"remove `{dotted(key)}`"
+        elif group.model is None and group.quantised_model != following[first].quantised_model:
+            found = f"`{dotted(key)}` other than `engines.{first}.quantised_model`"
+            remedy = "name the same folder in both groups, or in none"
+            yield key, found, "one form for all engines that follow versions: each is published once", remedy
+
+
+def _quantised_at_load(config: RootConfig) -> Iterator[_Finding]:
+    """An engine that quantises what it loads holds other parameters than versions bring."""
+    for name, group in config.engines.items():
+        key: KeyPath = ("engines", name, "sglang", "quantization")
+        loader = group.sglang.get("load-format")
+        if (
+            group.model is None
+            and group.quantised_model is None
+            and "quantization" in group.sglang
+            and loader != "flash_rl"
+        ):
+            found = f"`{dotted(key)}` without `engines.{name}.quantised_model`"
+            remedy = f"export the start model (actorctl checkpoints export-hf), and name it in `engines.{name}.quantised_model`"
+            yield key, found, "a model that is quantised already, for an engine that follows versions", remedy
+
+
 def _devices(config: RootConfig) -> Iterator[_Finding]:
     """The devices of a group are shared out equally, and only `gpus` says which process sees which."""
     for key, group in device_groups(config).items():
@@ -243,6 +274,8 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _evaluation,
     _engine_ports,
     _external_engines,
+    _quantised_models,
+    _quantised_at_load,
     _devices,
     _blobs,
     _supervision,

@@ -24,6 +24,7 @@ _ALL: Final = (
     Dtype("bfloat16", "BF16", 2),
     Dtype("float8_e4m3fn", "F8_E4M3", 1),
     Dtype("float8_e5m2", "F8_E5M2", 1),
+    Dtype("float8_e8m0fnu", "F8_E8M0", 1),
     Dtype("int64", "I64", 8),
     Dtype("int32", "I32", 4),
     Dtype("int16", "I16", 2),

@@ -64,3 +64,11 @@ class EngineQuarantineError(WeightSyncError):
 
 class DeviceError(WeightSyncError):
     """The process that holds weights on a device failed, died or did not answer in time; a new one is started next time."""
+
+
+class QuantisationError(WeightSyncError, ValueError):
+    """A quantization_config that is not understood, or a tensor that it cannot be applied to."""
+
+
+class NonFiniteWeightError(QuantisationError):
+    """A weight is inf or NaN: it has no quantised form."""

@@ -23,6 +23,8 @@ FILE_NAME: Final = "model.safetensors"
 _ALIGNMENT: Final = 64
 _LENGTH: Final = struct.Struct("<Q")
 _LARGEST_HEADER: Final = 100_000_000  # the reference implementation's own limit
+_CONVERTED: Final = ("float64", "float32", "float16", "bfloat16", "float8_e8m0fnu")
+"""Types of weights and scales that an engine converts into its own as it loads; all others are codes, and must be equal."""
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -121,3 +123,13 @@ def check_fits(manifest: Manifest, expected: dict[str, Form]) -> None:
         raise ManifestError(
             f"{manifest.label}: tensor {wrong} has shape {found[wrong].shape}, the engine's has {expected[wrong].shape}"
         )
+    strange_type = next((name for name, form in expected.items() if not _loads(found[name].dtype, form.dtype)), None)
+    if strange_type is not None:
+        raise ManifestError(
+            f"{manifest.label}: tensor {strange_type} is {found[strange_type].dtype}, the engine's is"
+            f" {expected[strange_type].dtype}: one of them is quantised in another way"
+        )
+
+
+def _loads(found: str, expected: str) -> bool:
+    return found == expected or (found in _CONVERTED and expected in _CONVERTED)

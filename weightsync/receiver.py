@@ -68,7 +68,8 @@ class Receiver:
     """Updates one engine. `live` is the version it serves now (None: unknown, older than all).
 
     `expected` are the tensors of its model (layout.forms_in): a version that holds others is refused before the pause;
-    so is one whose `model_digest` differs. `staging` is this receiver's own; `keep_last` versions stay in its area where no
+    so is one whose `model_digest` differs. `whole`: every version is loaded with all its tensors, also what did not change: for
+    an engine that repacks what it loads. `staging` is this receiver's own; `keep_last` versions stay in its area where no
     checkpoint service keeps them. `turn`: a verified version (label) waits in it before the engine is paused; what it raises
     `apply` raises. `transport` brings it into the engine; without one the engine reads a folder. `holdings` are told what is
     brought to this host, for other receivers. `differences`: whether chunks are taken as what differs from the version before
@@ -83,6 +84,7 @@ class Receiver:
         *,
         live: Version | None = None,
         expected: Mapping[str, Form] | None = None,
+        whole: bool = False,
         model_digest: str | None = None,
         mode: PauseMode = "retract",
         concurrency: int = DEFAULT_CONCURRENCY,
@@ -101,6 +103,7 @@ class Receiver:
         self._staging = staging
         self._session = session
         self._expected = dict(expected) if expected is not None else None
+        self._whole = whole
         self._model_digest = model_digest
         self._mode: PauseMode = mode
         self._concurrency = concurrency
@@ -130,7 +133,7 @@ class Receiver:
         async with self._one_at_a_time:
             self._admit(manifest)
             started = time.perf_counter()
-            changed = changed_tensors(manifest, self._manifest)
+            changed = changed_tensors(manifest, None if self._whole else self._manifest)
             try:
                 file, fetched = await self._at_hand(manifest, source_urls, token, peers)
                 self._on_state(manifest.label, "staged")

@@ -1,16 +1,18 @@
-"""`actorctl checkpoints ls|save|verify`: a run's durable training states."""
+"""`actorctl checkpoints ls|save|verify|export-hf`: a run's durable training states."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
 
+import msgspec
 import typer
 import uvloop
 
 from physarum.actors.actorctl import exits, target
 from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
 from physarum.actors.context import RunFolder
-from physarum.actors.tools import saved
+from physarum.actors.tools import hf_export, saved
 from physarum.actors.tools.access import opened
 from physarum.actors.tools.saved import Saved
 
@@ -45,6 +47,35 @@ def verify(
         found = uvloop.run(_verified(target.find(name, root), checkpoint))
         _print(found, as_json)
         saved.refuse_faulty(found)
+
+
+@app.command("export-hf", epilog=exits.HELP)
+def export_hf(
+    name: Target,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model is written; it must not exist.")],
+    checkpoint: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--checkpoint", help="One of `ls`, for example 1.20, or `start`; by default the newest."),
+    ] = None,
+    quant: Annotated[
+        Optional[Literal["fp8", "int4"]],  # noqa: UP045
+        typer.Option("--quant", help="Quantised: FP8 in blocks of 128 x 128, or INT4 in groups of 32."),
+    ] = None,
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the model of a checkpoint as a Hugging Face folder, as it was trained or quantised for engines."""
+    with exits.reported(verbose):
+        made = uvloop.run(_exported(target.find(name, root), folder, checkpoint, quant))
+        say(msgspec.structs.asdict(made), f"{made.tensors} tensors of {made.checkpoint} in {made.folder}", as_json)
+
+
+async def _exported(
+    run_folder: RunFolder, folder: Path, checkpoint: str | None, quant: str | None
+) -> hf_export.Exported:
+    async with opened(run_folder, "checkpoints") as run:
+        return await hf_export.export_hf(run, folder, checkpoint, quant)
 
 
 async def _listed(folder: RunFolder) -> list[Saved]:

@@ -32,7 +32,7 @@ from physarum.actors.actorctl.replay import replay
 from physarum.actors.actorctl.rollout_only import rollout_only
 from physarum.actors.actorctl.weights import app as weights_app
 from physarum.actors.display.result import account_line
-from physarum.configs.checks import check as check_config
+from physarum.actors.preflight import check as check_config
 from physarum.configs.errors import errors_in
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line

@@ -23,6 +23,7 @@ from physarum.actors.display.reporter import LineReporter, TerminalReporter
 from physarum.actors.display.result import print_rows, summary_rows
 from physarum.actors.display.table import LiveTable
 from physarum.actors.model_maker import Reporter
+from physarum.actors.preflight import check
 from physarum.actors.supervisor import run_folder
 from physarum.actors.supervisor.bus_keeper import embedded_server
 from physarum.actors.supervisor.errors import RunFinishedError, RunHeldError
@@ -31,7 +32,6 @@ from physarum.actors.supervisor.process import log_tail
 from physarum.actors.supervisor.run_lock import held_message, holder
 from physarum.actors.supervisor.stop import StopRequest
 from physarum.actors.supervisor.supervisor import Supervisor
-from physarum.configs.checks import check
 from physarum.configs.errors import ConfigError, errors_in
 from physarum.configs.root import RootConfig
 

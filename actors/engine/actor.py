@@ -27,6 +27,7 @@ from physarum.actors.engine.following import Following
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
+from physarum.actors.served_model import served_model
 from physarum.configs.engine import EngineConfig
 
 _log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class EngineActor(Actor):
             return ExternalEngine(str(self._settings.url[self.context.identity.index]))
         spec = EngineSpec(
             python=engine_python(self._settings),
-            model=self._settings.model or self.context.folder.start_model.resolve(),
+            model=self._settings.model or served_model(self.context.folder, self.config).resolve(),
             label="start",
             log_file=self.context.folder.logs / f"{self.context.identity.instance}.sglang.log",
             sglang=self._settings.sglang,

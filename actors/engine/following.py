@@ -25,6 +25,7 @@ from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
 from physarum.actors.engine.trials import Trials
 from physarum.actors.errors import ActorError, UnrecoverableError
+from physarum.actors.served_model import served_model, served_quantisation
 from physarum.actors.weights_area import weights_area
 from physarum.bus.errors import BusError
 from physarum.bus.presence import Roster
@@ -177,12 +178,14 @@ class Following:
             raise ActorError(f"engines.{self._group}.transport {settings.transport}: {error}") from error
         if isinstance(transport, NcclTransport):
             self._listening = asyncio.create_task(self._listen(transport), name="listen for broadcasts")
+        quantisation = await asyncio.to_thread(served_quantisation, context.folder, context.config)
         return Receiver(
             self._control,
             staging,
             self._session,
             live=None,
-            expected=await asyncio.to_thread(forms_in, context.folder.start_model.resolve()),
+            expected=await asyncio.to_thread(forms_in, served_model(context.folder, context.config).resolve()),
+            whole=quantisation is not None,
             mode=settings.pause,
             transport=transport,
             holdings=self._relay.holdings,

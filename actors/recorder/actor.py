@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from contextlib import aclosing
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import xxhash
 
@@ -24,6 +22,7 @@ from physarum.actors.context import Context
 from physarum.actors.leadership import leading
 from physarum.actors.recorder.counting import Count
 from physarum.actors.runtime import Actor
+from physarum.actors.served_model import served_model
 from physarum.actors.trainer.exhaustion import Exhaustion
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.recovery import recover
@@ -34,10 +33,8 @@ from physarum.bus.lease import Lease
 from physarum.bus.ledger import Ledger, RollbackRecord
 from physarum.bus.log import LogReader
 from physarum.bus.version import Version
+from physarum.weightsync.quantisation.reading import folder_tensors
 from physarum.weightsync.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -94,15 +91,15 @@ class RecorderActor(Actor):
                 group.create_task(publication.run(), name="publish the start model"),
             ]
             try:
-                await self._publish(publication, version, model)
+                await self._publish(publication, version)
                 return await unless_draining(self.context, self._wait(exhaustion))
             finally:
                 for task in beside:
                     task.cancel()
 
-    async def _publish(self, publication: Publication, version: Version, model: Path) -> None:
+    async def _publish(self, publication: Publication, version: Version) -> None:
         if self.config.engines:
-            snapshot = await asyncio.to_thread(self._snapshot, model, str(version))
+            snapshot = await asyncio.to_thread(self._snapshot, str(version))
             publication.offer(Offer(version, lambda: snapshot, {}))
             await publication.drained(_PUBLISH_TIMEOUT_S)
         ready = states.TrainerReady(epoch=version.epoch, number=0, at=time.time())
@@ -111,10 +108,11 @@ class RecorderActor(Actor):
         self.facts = {"version": str(version)}
         self.become("ready")
 
-    def _snapshot(self, model: Path, label: str) -> Snapshot:
+    def _snapshot(self, label: str) -> Snapshot:
+        model = served_model(self.context.folder, self.config).resolve()
         area = weights_area(self.context.folder, self.config)
         area.clear_filling(_FILLING)  # of a recorder that died: the lease is ours
-        return Snapshot.take(_tensors(model), self.config.checkpoint.chunk_bytes, area, f"{_FILLING}{label}")
+        return Snapshot.take(folder_tensors(model), self.config.checkpoint.chunk_bytes, area, f"{_FILLING}{label}")
 
     async def _wait(self, exhaustion: Exhaustion) -> str:
         """The stop condition that is met first."""
@@ -146,13 +144,3 @@ class RecorderActor(Actor):
         async with aclosing(reader.batches(self.config.bus.fetch_timeout_s)) as batches:
             async for batch in batches:
                 self._count.dead(len(batch), reader.next_sequence - 1)
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a Hugging Face folder under their names, one at a time."""
-    from safetensors import safe_open  # with torch, in the thread that reads the model
-
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # no mapping: it has keys() only
-                yield name, opened.get_tensor(name)

@@ -37,10 +37,12 @@ class Export(msgspec.Struct, frozen=True, tag=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag=True):
-    """All parameters into a file of this host, each rank its share; `old_bytes` of it are memory that is there."""
+    """All parameters into a file of this host, each rank its share; `old_bytes` of it are memory that is there. `quantised`: in
+    the form of this quantization_config."""
 
     path: str
     old_bytes: int
+    quantised: dict[str, Any] | None = None
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):

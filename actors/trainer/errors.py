@@ -80,6 +80,10 @@ class SnapshotNotTaken(TrainerError, OSError):
     """A version could not be written into the host's memory (no room for it); the world goes on, the file is incomplete."""
 
 
+class WeightsNotQuantised(TrainerError, ValueError):
+    """A weight is not finite, or of a shape that its scheme does not have: the version cannot take its engines' form."""
+
+
 class StateNotWritten(TrainerError, OSError):
     """A training state could not be written (disk full, no permission); the world goes on, the folder is incomplete."""
 

@@ -1,7 +1,7 @@
 """Write a Hugging Face folder that transformers and engines load, from a stream of tensors.
 
 Invariant: at most `SHARD_BYTES` of tensors are held; everything but the weights is the start model's, except that
-config.json names the type of the weights written.
+config.json names the type of the weights written, and how they were quantised.
 """
 
 import json
@@ -15,40 +15,56 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from physarum.actors.trainer.errors import StateNotWritten
+from physarum.weightsync.quantisation.plan import Quantisation
 
 SHARD_BYTES = 2 << 30
 """Size of one safetensors file."""
 
+_PLAIN = ("float64", "float32", "bfloat16", "float16")
+_QUANTISED = ("quantization_config", "compression_config")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
-def write_hf_folder(start: Path, target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def write_hf_folder(
+    start: Path, target: Path, tensors: Iterable[tuple[str, Tensor]], quantisation: Quantisation | None = None
+) -> None:
     """Fill `target` (created if missing) with `tensors` and the other files of `start`; all is flushed to disk.
 
-    No two tensors may share storage. Raises OSError when it cannot be written; the folder is then incomplete.
+    `tensors` are unquantised, and become what `quantisation` makes of them, whatever `start` is.
+
+    No two tensors may share storage. Raises OSError when it cannot be written, QuantisationError; the folder is then not whole.
     """
     target.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}
     shards: list[Path] = []
     total, dtype = 0, ""
-    for shard in _shards(tensors):
+    for shard in _shards(tensors if quantisation is None else quantisation.tensors(tensors)):
         path = target / f"part-{len(shards) + 1:05d}.safetensors"
         _save(shard, path)
         weight_map |= dict.fromkeys(shard, path.name)
         total += sum(tensor.nbytes for tensor in shard.values())
-        dtype = str(next(iter(shard.values())).dtype).removeprefix("torch.")
+        dtype = dtype or _plain_dtype(shard)
         shards.append(path)
     _name_shards(target, shards, weight_map, total)
     for path in sorted(start.iterdir()):
         if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES) and path.name != "config.json":
             shutil.copyfile(path, target / path.name)
     config = json.loads((start / "config.json").read_text())
-    config.pop("torch_dtype", None)
+    for name in ("torch_dtype", *_QUANTISED):
+        config.pop(name, None)
     config["dtype"] = dtype
+    if quantisation is not None:
+        config["quantization_config"] = quantisation.options
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in target.iterdir():
         if path.is_file():
             _flush(path)
+
+
+def _plain_dtype(shard: dict[str, Tensor]) -> str:
+    """Of what is not quantised: embeddings and norms never are."""
+    names = (str(tensor.dtype).removeprefix("torch.") for tensor in shard.values())
+    return next((name for name in names if name in _PLAIN), "")
 
 
 def _save(shard: dict[str, Tensor], path: Path) -> None:

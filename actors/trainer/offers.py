@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from physarum.actors.trainer.errors import SnapshotNotTaken
+from physarum.actors.errors import UnrecoverableError
+from physarum.actors.served_model import served_quantisation
+from physarum.actors.trainer.errors import SnapshotNotTaken, WeightsNotQuantised
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.world import World
 from physarum.actors.weights_area import weights_area
@@ -21,8 +23,9 @@ from physarum.bus.version import Version
 from physarum.configs.root import RootConfig
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.device.snapshot import DeviceSnapshot, FlatBuffer
-from physarum.weightsync.errors import NoRoomError
+from physarum.weightsync.errors import NoRoomError, QuantisationError
 from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.quantisation.plan import Quantisation
 from physarum.weightsync.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ class Offers:
         self._publication = publication
         self._area: SharedArea | None = None
         self._flat: FlatBuffer | None = None
+        self._quantisation: Quantisation | None = None
 
     @property
     def wanted(self) -> bool:
@@ -63,11 +67,13 @@ class Offers:
     async def begin(self) -> None:
         """Clears away what a trainer that died was writing: only the holder of the trainer's lease may call this."""
         if self.wanted:
+            folder = self._actor.context.folder
+            self._quantisation = await asyncio.to_thread(served_quantisation, folder, self._config)
             chunk_bytes = self._config.checkpoint.chunk_bytes
             # One rank's device holds all of the model where it is sent from there, or where there is but one rank.
             if broadcasts(self._config) or (self._world.device.type == "cuda" and self._world.config.ranks == 1):
                 self._flat = FlatBuffer(chunk_bytes)
-            self._area = await asyncio.to_thread(weights_area, self._actor.context.folder, self._config)
+            self._area = await asyncio.to_thread(weights_area, folder, self._config)
             await asyncio.to_thread(self._area.clear_filling, _FILLING)
 
     async def make(self, version: Version, *, final: bool = False) -> None:
@@ -98,6 +104,8 @@ class Offers:
             _log.error("%s is not published: %s", version, error)
             self._publication.debt += 1
             return
+        except (QuantisationError, WeightsNotQuantised) as error:
+            raise UnrecoverableError(f"{version} cannot be published: {error}") from error
         self._publication.offer(Offer(version, on_host, {}, self._flat))
 
     def _snapshot(self, version: Version) -> Callable[[], Snapshot]:
@@ -114,7 +122,8 @@ class Offers:
         assert self._area is not None
         filling = self._area.begin(name)
         try:
-            filling.finish(self._world.snapshot(self._area.folder / "filling" / name, filling.old_bytes))
+            path = self._area.folder / "filling" / name
+            filling.finish(self._world.snapshot(path, filling.old_bytes, self._quantisation))
             return Snapshot(HeldFile(os.dup(filling.descriptor)), filling, self._config.checkpoint.chunk_bytes)
         except BaseException:
             filling.discard()
@@ -124,8 +133,13 @@ class Offers:
         if self._flat is None:
             return None
         try:
-            return self._flat.take(lambda: self._world.export(on_device=True))
+            return self._flat.take(lambda: self._exported(on_device=True))
         except torch.OutOfMemoryError as error:
             _log.warning("no room on the device for a copy of the weights, training waits for the host's: %s", error)
             self._flat = None
             return None
+
+    def _exported(self, on_device: bool = False) -> Iterable[tuple[str, torch.Tensor]]:
+        """The weights in the form that engines hold, one at a time."""
+        named = self._world.export(on_device)
+        return named if self._quantisation is None else self._quantisation.tensors(named)

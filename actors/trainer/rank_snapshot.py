@@ -4,23 +4,35 @@ Invariant: every rank knows the same layout (it is made of what all ranks said o
 and no rank ever holds the model, nor waits for another but to put one parameter's shards together.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from torch import Tensor
 
-from physarum.actors.trainer.errors import SnapshotNotTaken
+from physarum.actors.trainer.errors import SnapshotNotTaken, WeightsNotQuantised
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.exchange import from_all
 from physarum.actors.trainer.megatron.exporting import Exported
 from physarum.actors.trainer.megatron.model import Model
 from physarum.actors.trainer.megatron.shares import own_share
 from physarum.weightsync.area import Filling
-from physarum.weightsync.errors import ManifestError, NoRoomError
+from physarum.weightsync.errors import ManifestError, NoRoomError, QuantisationError
 from physarum.weightsync.layout import Form, Layout, lay_out
+from physarum.weightsync.quantisation.plan import Quantisation
 from physarum.weightsync.snapshot import form_of, write_tensor
 
-Part = tuple[int, list[tuple[str, Form]]]
-"""A parameter's place in export order, and what it is in Hugging Face's terms."""
+Take = Callable[[int, str, Tensor], None]
+"""Of a parameter's place in export order, and one tensor of it."""
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    """Of one rank: why it failed, and what it would bring: (place in export order, name, form)."""
+
+    no_room: str = ""
+    not_quantised: str = ""
+    brings: list[tuple[int, str, Form]] = []
 
 
 class RankSnapshot:
@@ -28,62 +40,82 @@ class RankSnapshot:
 
     def __init__(self, model: Model, exported: list[Exported], parallel: Parallel) -> None:
         self._model, self._exported, self._parallel = model, exported, parallel
+        self._quantisation: Quantisation | None = None
         self._layout: Layout | None = None
 
-    def write(self, path: Path, old_bytes: int) -> int:
-        """Brings this rank's share into the file, rank 0 the header, too; the file's size. Collective.
+    def write(self, path: Path, old_bytes: int, quantised: dict[str, Any] | None = None) -> int:
+        """Brings this rank's share into the file, rank 0 the header, too; the file's size. Collective, `quantised` (a
+        quantization_config) the same on all ranks.
 
-        Raises SnapshotNotTaken without room, or when the file was taken away: it is incomplete then. ManifestError for a
-        tensor that cannot be published.
+        Raises SnapshotNotTaken without room on any rank, or when the file was taken away; WeightsNotQuantised; on all ranks
+        alike. ManifestError for a tensor that cannot be published.
         """
-        layout = self._known_layout()
-        try:
-            filling = Filling.joined(path, old_bytes)
-            try:
-                self._fill(filling, layout)
-            finally:
-                filling.close()
-        except NoRoomError as error:
-            raise SnapshotNotTaken(str(error)) from error
+        if self._layout is None or (self._quantisation.options if self._quantisation else None) != quantised:
+            self._quantisation = Quantisation.of(quantised) if quantised is not None else None
+            self._layout = self._described()
+        layout = self._layout
+        self._agree(self._fill(path, old_bytes, layout))
         return layout.size_bytes
 
-    def _fill(self, filling: Filling, layout: Layout) -> None:
-        """A rank without room goes on with the others: they wait for its shards."""
-        failure: NoRoomError | None = None
-        for _, named in own_share(self._model, self._exported, self._parallel):
-            for name, tensor in named:
-                try:
-                    if failure is None:
-                        write_tensor(filling, name, tensor, layout.offsets[name])
-                except NoRoomError as error:
-                    failure = error
-        if self._parallel.rank == 0:
-            filling.write(layout.header, 0)
-        if failure is not None:
-            raise failure
+    def _described(self) -> Layout:
+        """All ranks look at what they would bring, and tell each other."""
+        brings: list[tuple[int, str, Form]] = []
+        failed = self._visit(lambda index, name, tensor: brings.append((index, name, form_of(name, tensor))))
+        outcomes = self._agree(msgspec.structs.replace(failed, brings=brings))
+        return lay_out(_forms([one for outcome in outcomes for one in outcome.brings]), "")
 
-    def _known_layout(self) -> Layout:
-        """The first time all ranks look at what they would bring, and tell each other."""
-        if self._layout is None:
-            own = [
-                (index, [(name, form_of(name, tensor)) for name, tensor in named])
-                for index, named in own_share(self._model, self._exported, self._parallel)
-            ]
-            parts = [part for data in from_all(msgspec.msgpack.encode(own)) for part in _parts(data)]
-            self._layout = lay_out(_forms(parts), "")
-        return self._layout
+    def _fill(self, path: Path, old_bytes: int, layout: Layout) -> _Outcome:
+        """A rank without a file goes through its share all the same: others wait for its shards."""
+        try:
+            filling = Filling.joined(path, old_bytes)
+        except NoRoomError as error:
+            self._visit(lambda index, name, tensor: None)
+            return _Outcome(no_room=str(error))
+        try:
+            found = self._visit(lambda index, name, tensor: _put(filling, name, tensor, layout))
+            if self._parallel.rank == 0 and found == _Outcome():
+                filling.write(layout.header, 0)
+            return found
+        except NoRoomError as error:
+            return _Outcome(no_room=str(error))
+        finally:
+            filling.close()
+
+    def _visit(self, take: Take) -> _Outcome:
+        """Gives all of this rank's share to `take` until it fails; the rest is gone through for the other ranks' sake."""
+        failed = _Outcome()
+        for index, named in own_share(self._model, self._exported, self._parallel):
+            if failed != _Outcome():
+                continue
+            try:
+                for name, tensor in named if self._quantisation is None else self._quantisation.tensors(named):
+                    take(index, name, tensor)
+            except NoRoomError as error:
+                failed = _Outcome(no_room=str(error))
+            except QuantisationError as error:
+                failed = _Outcome(not_quantised=str(error))
+        return failed
+
+    def _agree(self, own: _Outcome) -> list[_Outcome]:
+        """What all ranks say; all raise the same."""
+        outcomes = [msgspec.msgpack.decode(data, type=_Outcome) for data in from_all(msgspec.msgpack.encode(own))]
+        for outcome in outcomes:
+            if outcome.not_quantised:
+                raise WeightsNotQuantised(outcome.not_quantised)
+            if outcome.no_room:
+                raise SnapshotNotTaken(outcome.no_room)
+        return outcomes
 
 
-def _parts(data: bytes) -> list[Part]:
-    return msgspec.msgpack.decode(data, type=list[Part])
+def _put(filling: Filling, name: str, tensor: Tensor, layout: Layout) -> None:
+    write_tensor(filling, name, tensor, layout.offsets[name])
 
 
-def _forms(parts: list[Part]) -> dict[str, Form]:
+def _forms(brings: list[tuple[int, str, Form]]) -> dict[str, Form]:
     """In export order. Raises ManifestError for a name that two parameters have."""
     forms: dict[str, Form] = {}
-    for _, named in sorted(parts, key=lambda part: part[0]):
-        for name, form in named:
-            if name in forms:
-                raise ManifestError(f"tensor {name} is exported twice")
-            forms[name] = form
+    for _, name, form in sorted(brings, key=lambda one: one[0]):
+        if name in forms:
+            raise ManifestError(f"tensor {name} is exported twice")
+        forms[name] = form
     return forms

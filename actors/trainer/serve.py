@@ -61,8 +61,8 @@ def execute(worker: Worker, command: Command) -> None:
             worker.logprobs(decode_sequences(sequences))
         case Export(index):
             worker.export_parameter(index)
-        case Snapshot(path, old_bytes):
-            worker.snapshot.write(Path(path), old_bytes)
+        case Snapshot(path, old_bytes, quantised):
+            worker.snapshot.write(Path(path), old_bytes, quantised)
         case Save(folder):
             worker.save(Path(folder))
         case Load(folder):

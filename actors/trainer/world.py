@@ -33,7 +33,6 @@ from physarum.actors.trainer.errors import (
     ExportInterrupted,
     RankFailed,
     SequenceTooLong,
-    SnapshotNotTaken,
     StateNotWritten,
     TrainerError,
     WorldClosed,
@@ -50,6 +49,7 @@ from physarum.actors.trainer.replay import replayed
 from physarum.actors.trainer.serve import describe
 from physarum.actors.trainer.worker import Worker
 from physarum.actors.trainer.world_config import WorldConfig
+from physarum.weightsync.quantisation.plan import Quantisation
 
 __all__ = ["World", "WorldConfig"]
 
@@ -154,16 +154,16 @@ class World:
                 )
             yield from self._export_one(index, on_device)
 
-    def snapshot(self, path: Path, old_bytes: int) -> int:
+    def snapshot(self, path: Path, old_bytes: int, quantisation: Quantisation | None = None) -> int:
         """All weights as the safetensors file `path` of this host, each rank its share; its size.
 
         `old_bytes` of it are memory that is there (weightsync.area.Filling). Raises SnapshotNotTaken where any rank finds no
-        room: the file is incomplete, the world goes on.
+        room, WeightsNotQuantised: the file is incomplete, the world goes on.
         """
+        options = quantisation.options if quantisation is not None else None
         return self._call(
-            lambda: Snapshot(str(path), old_bytes),
-            lambda: self._worker.snapshot.write(path, old_bytes),
-            SnapshotNotTaken,
+            lambda: Snapshot(str(path), old_bytes, options),
+            lambda: self._worker.snapshot.write(path, old_bytes, options),
         )
 
     def save(self, folder: Path) -> None:
@@ -178,9 +178,9 @@ class World:
         self._call(lambda: Load(str(folder)), lambda: self._worker.load(folder))
         self._weights_changed += 1
 
-    def save_hf(self, folder: Path) -> None:
-        """The model as a Hugging Face folder: safetensors, config and the start model's tokenizer files."""
-        write_hf_folder(Path(self.config.hf_folder), folder, self.export())
+    def save_hf(self, folder: Path, quantisation: Quantisation | None = None) -> None:
+        """The model as a Hugging Face folder: safetensors, config, the start model's tokenizer. Raises QuantisationError."""
+        write_hf_folder(Path(self.config.hf_folder), folder, self.export(), quantisation)
 
     def close(self) -> None:
         """End the other ranks and leave the process group; may be called twice."""

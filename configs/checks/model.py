@@ -44,6 +44,20 @@ def check_engines(config: RootConfig) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, where, found, "a Python interpreter", "correct the path, or remove the key")
         if engine.model is not None and engine.url is None:
             yield from _folder(config, ("engines", name, "model"), engine.model)
+        if engine.quantised_model is not None:
+            yield from _quantised(config, ("engines", name, "quantised_model"), engine.quantised_model)
+
+
+def _quantised(config: RootConfig, key: KeyPath, folder: Path) -> Iterator[Problem]:
+    faults = list(_folder(config, key, folder))
+    yield from faults
+    match _json(folder / "config.json"):
+        case {"quantization_config": dict()} | {"compression_config": dict()}:
+            return
+    if not faults:
+        where, shown = config.origins.where(key), display_path(folder)
+        remedy = "export it quantised (actorctl checkpoints export-hf --quant), or remove the key"
+        yield Problem(Severity.ERROR, where, f"no quantization_config in {shown}", "a quantised model", remedy)
 
 
 def _folder(config: RootConfig, key: KeyPath, folder: Path) -> Iterator[Problem]:

@@ -135,6 +135,13 @@ async def test_order_of_an_update_and_what_the_engine_holds_after(rig: Rig) -> N
     assert rig.receiver.live == Version("policy", 1, 1)
 
 
+async def test_an_engine_that_repacks_what_it_loads_gets_every_tensor(rig: Rig) -> None:
+    rig.receiver = Receiver(rig.engine, rig.staging, rig.receiver._session, live=Version("policy", 1, 0), whole=True)
+    await rig.publish_and_apply(1, tensors(1, changed=1))
+    await rig.publish_and_apply(2, tensors(2, changed=1))
+    assert rig.engine.loads == [sorted(tensors(1))] * 2
+
+
 async def test_only_what_changed_is_fetched_and_applied_and_old_versions_go(rig: Rig) -> None:
     assert await rig.publish_and_apply(1, tensors(1, changed=1)) == 4 * 256
     assert await rig.publish_and_apply(2, tensors(2, changed=1)) == 256

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
+from physarum.actors import preflight
 from physarum.configs.checks import check, host
 from physarum.configs.data_files import expand_data, inspect_file
-from physarum.configs.errors import Problem, Severity, errors_in
+from physarum.configs.errors import ConfigError, Problem, Severity, errors_in
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line
 
@@ -198,3 +200,43 @@ def test_a_full_disk_warns_and_then_refuses(
 def test_all_problems_come_at_once(recipe: Path) -> None:
     found = problems(recipe, "model.path=/none", "reward.hook=json:nothing", "bus.token_env=NOT_SET_AT_ALL")
     assert len(errors_in(found)) == 3
+
+
+def quantised_folder(recipe: Path, name: str, options: object) -> Path:
+    folder = recipe.parent / name
+    folder.mkdir()
+    texts = {
+        "config.json": json.dumps({"quantization_config": options}),
+        "model.safetensors": "",
+        "tokenizer.json": "{}",
+    }
+    for file, text in texts.items():
+        (folder / file).write_text(text)
+    return folder
+
+
+def test_a_quantised_model_must_be_quantised_in_a_way_that_versions_can_take(recipe: Path) -> None:
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    good = f"engines.policy.quantised_model={quantised_folder(recipe, 'good', fp8)}"
+    assert problems(recipe, good) == [] and problems(recipe, good, "engines.policy.sglang={quantization: fp8}") == []
+    plain = quantised_folder(recipe, "plain", None)
+    assert "no quantization_config in" in only(recipe, f"engines.policy.quantised_model={plain}")
+    gptq = quantised_folder(recipe, "gptq", {"quant_method": "gptq"})
+    for word in (f"engines.policy.quantised_model={gptq}", f"model.path={gptq}"):
+        [found] = preflight.check(resolve(recipe, parse_command_line([word])))
+        assert "has quant_method: 'gptq'; supported are fp8" in str(found)
+
+
+def test_engines_that_follow_versions_have_one_form(recipe: Path) -> None:
+    fp8 = quantised_folder(recipe, "fp8", {"quant_method": "fp8", "activation_scheme": "dynamic"})
+    one, start = f"engines.policy.quantised_model={fp8}", recipe.parent / "start"
+    assert problems(recipe, one, f"engines.other={{quantised_model: {fp8}}}") == []
+    assert problems(recipe, one, f"engines.judge={{model: {start}}}") == []
+    refused = {
+        (one, "engines.other={}"): "`engines.other.quantised_model` other than `engines.policy.quantised_model`",
+        (one, f"engines.judge={{model: {start}, quantised_model: {fp8}}}"): "follows no versions",
+        ("engines.policy.sglang={quantization: fp8}",): "a model that is quantised already",
+    }
+    for words, reason in refused.items():
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            problems(recipe, *words)

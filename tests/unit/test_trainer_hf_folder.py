@@ -8,6 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from physarum.actors.trainer.hf_folder import write_hf_folder
+from physarum.weightsync.layout import Form, forms_in
+from physarum.weightsync.quantisation.plan import Quantisation
+from physarum.weightsync.quantisation.presets import PRESETS, preset
+from physarum.weightsync.quantisation.reading import Dequantised, folder_tensors
 
 TENSORS = {"a": torch.arange(4.0), "b": torch.ones(4), "c": torch.zeros(8)}
 
@@ -43,3 +47,20 @@ def test_shards_are_numbered_and_indexed(start: Path, tmp_path: Path, monkeypatc
     }
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(tmp_path / "out" / file)[name], TENSORS[name])
+
+
+def test_a_quantised_folder_says_how_and_a_plain_one_does_not(start: Path, tmp_path: Path) -> None:
+    tensors = {"model.embed_tokens.weight": torch.ones(8, 32), "model.layers.0.mlp.up_proj.weight": torch.ones(8, 32)}
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    for name in PRESETS:
+        write_hf_folder(start, tmp_path / name, tensors.items(), preset(name))
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config == {"model_type": "qwen3", "dtype": "bfloat16", "quantization_config": PRESETS[name]}
+        found = Quantisation.in_folder(tmp_path / name)
+        stored = dict(folder_tensors(tmp_path / name))
+        for one, exact in tensors.items():
+            again = Dequantised(found, stored.keys(), stored.__getitem__).weight(one)
+            assert torch.allclose(again.float(), exact.float(), rtol=0.08)
+    write_hf_folder(tmp_path / "fp8", tmp_path / "plain", tensors.items())
+    assert Quantisation.in_folder(tmp_path / "plain") is None
+    assert forms_in(tmp_path / "plain")["model.layers.0.mlp.up_proj.weight"] == Form("bfloat16", (8, 32))

@@ -105,3 +105,12 @@ def test_folder_without_readable_weights_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"\xff" * 40)
     with pytest.raises(ManifestError, match="is no safetensors file"):
         forms_in(tmp_path)
+
+
+def test_types_that_an_engine_does_not_convert_must_be_equal() -> None:
+    manifest, _ = manifest_of(Snapshot.take([("w", torch.ones(4)), ("w_scale", torch.ones(1))]))
+    check_fits(manifest, {"w": Form("bfloat16", (4,)), "w_scale": Form("float8_e8m0fnu", (1,))})
+    with pytest.raises(
+        ManifestError, match=r"tensor w is float32, the engine's is float8_e4m3fn: one of them is quantised"
+    ):
+        check_fits(manifest, {"w": Form("float8_e4m3fn", (4,)), "w_scale": Form("float32", (1,))})

@@ -20,6 +20,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from physarum.actors.trainer.errors import UnsupportedModel
 from physarum.actors.trainer.megatron.local_spec import block_spec
+from physarum.weightsync.quantisation.plan import Quantisation
+from physarum.weightsync.quantisation.reading import Dequantised
 
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Architectures whose logits and export were compared with transformers (tests/contract)."""
@@ -135,15 +137,18 @@ def make_bridge(folder: Path, dtype: torch.dtype, tp: int, settings: Mapping[str
 
 
 def load_hf(bridge: LocalSpecBridge, model: torch.nn.Module, folder: Path) -> None:
-    """Fill `model` from the folder's safetensors; every rank reads what it holds a part of. Raises UnsupportedModel."""
+    """Fill `model` from the folder's safetensors; every rank reads what it holds a part of. What is quantised there is trained
+    as it was stored, in the model's own type. Raises UnsupportedModel."""
     table_names = bridge._weight_name_mapping_mcore_local_to_global(model)
     try:
-        stored = bridge._get_safetensor_io(str(folder))
+        files = bridge._get_safetensor_io(str(folder))
+        names_stored = frozenset(files.load_hf_weight_names())
+        stored = Dequantised(Quantisation.in_folder(folder), names_stored, files.load_one_hf_weight)
         with torch.no_grad():
             for name, own in model.state_dict().items():
                 if name in table_names:
                     names = bridge._weight_name_mapping_mcore_to_hf(table_names[name])
-                    found = [stored.load_one_hf_weight(one) for one in names]
+                    found = [stored.weight(one) for one in names]
                     own.copy_(_part(bridge, table_names[name], found, own))
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedModel(f"model folder {folder}: weights are missing or unreadable ({error})") from error

@@ -21,6 +21,7 @@ from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Kl, Mi
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence
 from physarum.actors.trainer.errors import NonFiniteStep, SnapshotNotTaken
 from physarum.actors.trainer.world import World, WorldConfig
+from physarum.weightsync.quantisation.presets import preset
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -213,6 +214,12 @@ def _check_version(world: World, folder: Path) -> None:
         found, expected = load_file(path), exported(world)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    fp8 = preset("fp8")
+    path.write_bytes(b"")
+    world.snapshot(path, 0, fp8)
+    found, expected = load_file(path), dict(fp8.tensors(exported(world).items()))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name].float(), tensor.float()) for name, tensor in expected.items())
     for full in (Path("/dev/full"), folder / "taken-away"):  # all ranks refuse together, and go on
         with pytest.raises(SnapshotNotTaken, match=f"{full}"):
             world.snapshot(full, 0)
