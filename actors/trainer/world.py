@@ -40,7 +40,7 @@ from physarum.actors.trainer.errors import (
 )
 from physarum.actors.trainer.hf_folder import write_hf_folder
 from physarum.actors.trainer.megatron import distributed
-from physarum.actors.trainer.megatron.bridge import read_config
+from physarum.actors.trainer.megatron.architectures import read_config
 from physarum.actors.trainer.megatron.fit import check_fit
 from physarum.actors.trainer.megatron.overrides import sort_overrides
 from physarum.actors.trainer.megatron.routing import check_replay

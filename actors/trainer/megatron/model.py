@@ -17,7 +17,8 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt.gpt_model import GPTModel
 
-from physarum.actors.trainer.megatron.bridge import LocalSpecBridge, load_hf, make_bridge
+from physarum.actors.trainer.megatron.architectures import make_bridge
+from physarum.actors.trainer.megatron.bridge import LocalSpecBridge, load_hf
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.overrides import Overrides, sort_overrides
 from physarum.actors.trainer.megatron.rotary import PackedRotaryEmbedding

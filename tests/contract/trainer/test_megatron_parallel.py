@@ -48,6 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
     },
+    "glm4": {"kind": "Glm4", "pad_token_id": 0},
 }
 
 
@@ -154,6 +155,9 @@ SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "pp2-ep2": ("moe", {"ranks": 4, "pp": 2, "ep": 2}),
     "ep2-dp2-sharded-optimizer": ("moe", {"ranks": 4, "ep": 2, "megatron": {"use_distributed_optimizer": True}}),
+    "glm4-tp2": ("glm4", {"ranks": 2, "tp": 2}),
+    "glm4-tp2-without-sequence-parallel": ("glm4", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
+    "glm4-pp2": ("glm4", {"ranks": 2, "pp": 2}),
     "recomputed-pp2-cp2": (
         "tied",
         {
