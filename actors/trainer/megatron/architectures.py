@@ -16,11 +16,12 @@ from transformers import AutoConfig, PretrainedConfig
 from physarum.actors.trainer.errors import UnsupportedModel
 from physarum.actors.trainer.megatron.bridge import LocalSpecBridge
 from physarum.actors.trainer.megatron.glm4 import Glm4Bridge
+from physarum.actors.trainer.megatron.glm4_moe import Glm4MoeBridge
 
-SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4")
+SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4", "glm4_moe")
 """Architectures whose logits and export were compared with transformers (tests/contract)."""
 
-_OWN: dict[str, type[LocalSpecBridge]] = {"glm4": Glm4Bridge}
+_OWN: dict[str, type[LocalSpecBridge]] = {"glm4": Glm4Bridge, "glm4_moe": Glm4MoeBridge}
 """Where mbridge has no bridge, or one that is not the architecture's in every point."""
 
 

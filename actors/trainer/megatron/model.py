@@ -23,6 +23,7 @@ from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.overrides import Overrides, sort_overrides
 from physarum.actors.trainer.megatron.rotary import PackedRotaryEmbedding
 from physarum.actors.trainer.megatron.routing import Routing
+from physarum.actors.trainer.megatron.sigmoid_routing import fix_corrections
 
 LOCAL_SPEC_SETTINGS: dict[str, Any] = {
     "transformer_impl": "local",
@@ -89,8 +90,15 @@ def build_frozen(
     module.rotary_pos_emb = PackedRotaryEmbedding.adopt(module.rotary_pos_emb)
     module.to(parallel.device)
     load_hf(bridge, module, hf_folder)
+    fix_corrections(module)
     routing = Routing(module, bridge.config, parallel) if replays else None
     return Model(module, module, bridge, bridge.hf_config.vocab_size, chosen, routing)
+
+
+def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All that makes the model what it is, by name: parameters, and buffers that are stored with them; the live tensors."""
+    found = module.state_dict(keep_vars=True).items()
+    return {name: tensor for name, tensor in found if isinstance(tensor, torch.Tensor)}
 
 
 def _ddp_config(overrides: Overrides, dtype: torch.dtype) -> DistributedDataParallelConfig:

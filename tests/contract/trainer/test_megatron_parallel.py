@@ -48,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
     },
-    "glm4": {"kind": "Glm4", "pad_token_id": 0},
+    "glm4": {"kind": "Glm4", "pad_token_id": 0, "initializer_range": 0.1},
 }
 
 
@@ -123,7 +123,7 @@ def _save_model(folder: Path, kind: str, **settings: Any) -> None:
     torch.manual_seed(0)
     common = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
     common |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "initializer_range": 0.2, "head_dim": 24}
-    config = getattr(transformers, f"{kind}Config")(**common, **settings)
+    config = getattr(transformers, f"{kind}Config")(**(common | settings))
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
 
 
