@@ -15,13 +15,18 @@ from transformers import AutoConfig, PretrainedConfig
 
 from physarum.actors.trainer.errors import UnsupportedModel
 from physarum.actors.trainer.megatron.bridge import LocalSpecBridge
+from physarum.actors.trainer.megatron.deepseek_v3 import DeepseekV3Bridge
 from physarum.actors.trainer.megatron.glm4 import Glm4Bridge
 from physarum.actors.trainer.megatron.glm4_moe import Glm4MoeBridge
 
-SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4", "glm4_moe")
+SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "glm4", "glm4_moe", "deepseek_v3")
 """Architectures whose logits and export were compared with transformers (tests/contract)."""
 
-_OWN: dict[str, type[LocalSpecBridge]] = {"glm4": Glm4Bridge, "glm4_moe": Glm4MoeBridge}
+_OWN: dict[str, type[LocalSpecBridge]] = {
+    "glm4": Glm4Bridge,
+    "glm4_moe": Glm4MoeBridge,
+    "deepseek_v3": DeepseekV3Bridge,
+}
 """Where mbridge has no bridge, or one that is not the architecture's in every point."""
 
 

@@ -155,7 +155,6 @@ def refuse_unsupported(config: TransformerConfig) -> None:
         "window_size": config.window_size is not None,
         "softmax_type": config.softmax_type != "vanilla",
         "apply_query_key_layer_scaling": config.apply_query_key_layer_scaling,
-        "multi_latent_attention": config.multi_latent_attention,
     }
     wrong = [name for name, differs in found.items() if differs]
     if wrong:
@@ -196,7 +195,7 @@ def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Transf
         modules.input_layernorm = modules.pre_mlp_layernorm = RMSNorm
         attention = modules.self_attention.submodules
         attention.core_attention = PackedAttention
-        if attention.q_layernorm is not IdentityOp:
+        if not config.multi_latent_attention and attention.q_layernorm is not IdentityOp:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     spec.layer_norm = RMSNorm
     return spec

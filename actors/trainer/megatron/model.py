@@ -21,7 +21,7 @@ from physarum.actors.trainer.megatron.architectures import make_bridge
 from physarum.actors.trainer.megatron.bridge import LocalSpecBridge, load_hf
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.overrides import Overrides, sort_overrides
-from physarum.actors.trainer.megatron.rotary import PackedRotaryEmbedding
+from physarum.actors.trainer.megatron.rotary import pack_rotary
 from physarum.actors.trainer.megatron.routing import Routing
 from physarum.actors.trainer.megatron.sigmoid_routing import fix_corrections
 
@@ -87,7 +87,7 @@ def build_frozen(
     settings |= chosen.transformer | {"calculate_per_token_loss": True, "moe_enable_routing_replay": replays}
     bridge = make_bridge(hf_folder, dtype, parallel.tp, settings)
     module = bridge._model_provider([])(pre_process=parallel.pp_rank == 0, post_process=parallel.is_last_stage)
-    module.rotary_pos_emb = PackedRotaryEmbedding.adopt(module.rotary_pos_emb)
+    pack_rotary(module)
     module.to(parallel.device)
     load_hf(bridge, module, hf_folder)
     fix_corrections(module)

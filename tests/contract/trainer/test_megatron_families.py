@@ -30,9 +30,15 @@ EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_si
 EXPERTS |= {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7}
 GLM4_MOE = {"kind": "Glm4Moe", "num_key_value_heads": 2, "head_dim": 20, "attention_bias": True, "use_qk_norm": True}
 GLM4_MOE |= EXPERTS
+DEEPSEEK = {"kind": "DeepseekV3", "q_lora_rank": 28, "kv_lora_rank": 20, "qk_nope_head_dim": 14, "qk_rope_head_dim": 6}
+DEEPSEEK |= {"v_head_dim": 10, "num_key_value_heads": 4, **EXPERTS}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 CASES: dict[str, dict[str, Any]] = {
     "glm4": GLM4,
     "glm4-moe": GLM4_MOE,
+    "deepseek-v3": DEEPSEEK,
+    "deepseek-v3-yarn": DEEPSEEK | {"q_lora_rank": None, "rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}},
+    "deepseek-v3-plain-yarn": DEEPSEEK | {"rope_parameters": YARN},
     "glm4-moe-without-groups": GLM4_MOE | {"n_group": 1, "topk_group": 1, "attention_bias": False, "use_qk_norm": False},
     "glm4-without-bias": GLM4 | {"attention_bias": False, "partial_rotary_factor": 1.0, "tie_word_embeddings": True},
 }
