@@ -1,12 +1,13 @@
 """Write a Hugging Face folder that transformers and engines load, from a stream of tensors.
 
 Invariant: at most `SHARD_BYTES` of tensors are held; everything but the weights is the start model's, except that
-config.json names the type of the weights written.
+config.json names the type of the weights written (of most of their bytes).
 """
 
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,21 +31,21 @@ def write_hf_folder(start: Path, target: Path, tensors: Iterable[tuple[str, Tens
     target.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}
     shards: list[Path] = []
-    total, dtype = 0, ""
+    sizes: Counter[str] = Counter()
     for shard in _shards(tensors):
         path = target / f"part-{len(shards) + 1:05d}.safetensors"
         _save(shard, path)
         weight_map |= dict.fromkeys(shard, path.name)
-        total += sum(tensor.nbytes for tensor in shard.values())
-        dtype = str(next(iter(shard.values())).dtype).removeprefix("torch.")
+        for tensor in shard.values():
+            sizes[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
         shards.append(path)
-    _name_shards(target, shards, weight_map, total)
+    _name_shards(target, shards, weight_map, sizes.total())
     for path in sorted(start.iterdir()):
         if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES) and path.name != "config.json":
             shutil.copyfile(path, target / path.name)
     config = json.loads((start / "config.json").read_text())
     config.pop("torch_dtype", None)
-    config["dtype"] = dtype
+    config["dtype"] = sizes.most_common(1)[0][0]
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in target.iterdir():
         if path.is_file():

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence, encode_sequences
 from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Step
+from physarum.actors.trainer.draft_layers import DraftLayers
 from physarum.actors.trainer.errors import (
     BadSequence,
     EmptyBatch,
@@ -68,9 +69,15 @@ class World:
     """One Megatron world; make it with `World.start`."""
 
     def __init__(
-        self, config: WorldConfig, worker: Worker, channel: Channel | None, children: list[RankProcess]
+        self,
+        config: WorldConfig,
+        worker: Worker,
+        channel: Channel | None,
+        children: list[RankProcess],
+        drafts: DraftLayers,
     ) -> None:
         self.config = config
+        self._drafts = drafts
         self._worker = worker
         self._channel = channel
         self._children = children
@@ -90,6 +97,7 @@ class World:
         model = read_config(Path(config.hf_folder))
         check_fit(model, shape, config.megatron)
         check_replay(model, config.replay.routing, config.pp, config.megatron)
+        drafts = DraftLayers(Path(config.hf_folder), model)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host; its name need not resolve
         children: list[RankProcess] = []
         try:
@@ -104,7 +112,7 @@ class World:
                 f"{config.start_timeout_s}): {error}; free the port or look into the ranks' logs"
             ) from error
         logger.info("world of %s is ready", distributed.named(shape))
-        return cls(config, worker, channel, children)
+        return cls(config, worker, channel, children, drafts)
 
     def step(
         self, sequences: Sequence[TrainSequence], lr: float | None = None, number: int | None = None
@@ -140,8 +148,9 @@ class World:
     def export(self, on_device: bool = False) -> Iterator[tuple[str, Tensor]]:
         """All weights under their Hugging Face names: contiguous host tensors of the model's dtype, one at a time.
 
-        Each is its own lockstep command and its own copy, so a slow or abandoned reader holds nobody up. With `on_device`
-        they are where the weights are, perhaps their very memory: read each before the next, and all before a step.
+        Routers' corrections are float32; draft layers come last, as the start model's folder has them. Each parameter is its
+        own lockstep command and its own copy, so a slow or abandoned reader holds nobody up. With `on_device` they are where
+        the weights are, perhaps their very memory: read each before the next, and all before a step.
         Raises ExportInterrupted where the weights changed in between.
         """
         version = self._weights_changed
@@ -152,6 +161,8 @@ class World:
                     "expected none to change: read the export to its end before the next step or load"
                 )
             yield from self._export_one(index, on_device)
+        for name, tensor in self._drafts.tensors():
+            yield name, tensor.to(self.device) if on_device else tensor
 
     def save(self, folder: Path) -> None:
         """Training state (weights, optimizer, schedule, generators) into `folder`, files flushed to disk.

@@ -4,6 +4,8 @@ Invariant: query and key rows lie in Megatron in the order that rotates halves, 
 does not see in which order its terms come, so the model is the same, and the way back gives the same bytes.
 """
 
+from typing import ClassVar
+
 import torch
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -13,6 +15,7 @@ from physarum.actors.trainer.megatron.bridge import LocalSpecBridge, rotary_argu
 from physarum.actors.trainer.megatron.local_spec import norm_before_residual
 
 _LAYER = "model.layers.{layer_number}."
+Names = dict[str, list[str]]
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 
@@ -20,19 +23,19 @@ class Glm4Bridge(LocalSpecBridge):
     """`glm4`; mbridge has none."""
 
     _DIRECT_MAPPING = LocalSpecBridge._DIRECT_MAPPING
-    _ATTENTION_MAPPING = {
+    _ATTENTION_MAPPING: ClassVar[Names] = {
         "self_attention.linear_proj.weight": [_LAYER + "self_attn.o_proj.weight"],
         "self_attention.linear_qkv.layer_norm_weight": [_LAYER + "input_layernorm.weight"],
         "self_attention.linear_qkv.weight": [f"{_LAYER}self_attn.{one}.weight" for one in _QKV],
         "self_attention.linear_qkv.bias": [f"{_LAYER}self_attn.{one}.bias" for one in _QKV],
     }
-    _MLP_MAPPING = {
+    _MLP_MAPPING: ClassVar[Names] = {
         "mlp.linear_fc1.weight": [_LAYER + "mlp.gate_up_proj.weight"],
         "mlp.linear_fc1.layer_norm_weight": [_LAYER + "post_attention_layernorm.weight"],
         "mlp.linear_fc2.weight": [_LAYER + "mlp.down_proj.weight"],
         "mlp_bda.norm.weight": [_LAYER + "post_mlp_layernorm.weight"],
     }
-    _OTHER_MAPPING = {"self_attn_bda.norm.weight": [_LAYER + "post_self_attn_layernorm.weight"]}
+    _OTHER_MAPPING: ClassVar[Names] = {"self_attn_bda.norm.weight": [_LAYER + "post_self_attn_layernorm.weight"]}
 
     def _build_config(self) -> TransformerConfig:
         return self._build_base_config(add_qkv_bias=self.hf_config.attention_bias, qk_layernorm=False)

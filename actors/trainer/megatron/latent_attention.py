@@ -100,8 +100,8 @@ def check_latent(hf_config: PretrainedConfig) -> None:
     query_dim = hf_config.qk_nope_head_dim + hf_config.qk_rope_head_dim
     found = {
         f"rope scaling {kind!r}, expected default or yarn": kind not in ("default", "yarn"),
-        "rope_parameters.attention_factor, expected mscale and mscale_all_dim": rope.get("attention_factor") is not None,
-        "rope_parameters.truncate false, expected true": not rope.get("truncate", True),
+        "an attention_factor, expected mscale and mscale_all_dim": rope.get("attention_factor") is not None,
+        "truncate false, expected true": not rope.get("truncate", True),
         "mscale_all_dim without mscale, expected both": bool(rope.get("mscale_all_dim")) and not rope.get("mscale"),
         "rope_interleave false, expected true": not hf_config.rope_interleave,
         "attention_bias, expected none": bool(hf_config.attention_bias),

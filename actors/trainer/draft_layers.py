@@ -1,0 +1,58 @@
+"""Draft layers (multi-token prediction): layers of a Hugging Face folder past those that `num_hidden_layers` counts.
+
+Invariant: they are not trained, and never lost: every export has them as the start model's folder has them, so that it is
+whole, and engines that draft with them find them. What they draft is checked against the trained model; as it moves away from
+the start model they guess less often right.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from physarum.actors.trainer.errors import UnsupportedModel
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_INDEX = "model.safetensors.index.json"
+
+
+class DraftLayers:
+    """Of one folder, which must stay as it is. Raises UnsupportedModel where it cannot be read."""
+
+    def __init__(self, folder: Path, config: PretrainedConfig) -> None:
+        self._first = config.num_hidden_layers
+        try:
+            self._names = {path: self._drafts(path, names) for path, names in _names(folder).items()}
+        except (OSError, ValueError, SafetensorError) as error:
+            raise UnsupportedModel(f"model folder {folder}: weights are missing or unreadable ({error})") from error
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Read anew each time, one after another: they may be larger than what there is room for."""
+        for path, names in self._names.items():
+            if names:
+                with safe_open(path, framework="pt") as file:
+                    for name in names:
+                        yield name, file.get_tensor(name)
+
+    def _drafts(self, path: Path, names: Sequence[str] | None) -> list[str]:
+        if names is None:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+        found = ((name, _LAYER.match(name)) for name in names)
+        return sorted(name for name, match in found if match is not None and int(match[1]) >= self._first)
+
+
+def _names(folder: Path) -> dict[Path, list[str] | None]:
+    """The folder's safetensors files and what the index says is in each; None where there is no index."""
+    if not (folder / _INDEX).exists():
+        return dict.fromkeys(sorted(folder.glob("*.safetensors")))
+    files: dict[Path, list[str] | None] = {}
+    for name, file in json.loads((folder / _INDEX).read_text())["weight_map"].items():
+        names = files.setdefault(folder / file, [])
+        assert names is not None
+        names.append(name)
+    return files
