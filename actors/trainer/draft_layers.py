@@ -27,7 +27,7 @@ class DraftLayers:
         self._first = config.num_hidden_layers
         try:
             self._names = {path: self._drafts(path, names) for path, names in _names(folder).items()}
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UnsupportedModel(f"model folder {folder}: weights are missing or unreadable ({error})") from error
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

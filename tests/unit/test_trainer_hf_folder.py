@@ -43,3 +43,9 @@ def test_shards_are_numbered_and_indexed(start: Path, tmp_path: Path, monkeypatc
     }
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(tmp_path / "out" / file)[name], TENSORS[name])
+
+
+def test_the_type_named_is_that_of_most_bytes(start: Path, tmp_path: Path) -> None:
+    tensors = {"weight": torch.ones(16, dtype=torch.bfloat16), "correction": torch.ones(4)}
+    write_hf_folder(start, tmp_path / "out", tensors.items())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"

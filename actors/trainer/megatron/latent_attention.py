@@ -6,9 +6,7 @@ summed over the ranks, which each have some of the heads.
 
 from typing import Any
 
-import torch
 from megatron.core.tensor_parallel import (
-    copy_to_tensor_model_parallel_region,
     gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
 )
@@ -41,17 +39,16 @@ class LatentAttention(MLASelfAttention):
         return {name: getattr(submodules, name) for name in names}
 
     def _qkv_down_projection(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """The compressed query, and the compressed key-value of full width: of all tokens, or of this rank's slice of them
-        under sequence parallelism, out of which Megatron gathers the positions' part with a summed gradient."""
+        """The compressed query and key-value, both of full width, of this rank's slice of the tokens.
+
+        Out of that slice Megatron gathers the positions' part with a summed gradient. Where tensor parallelism cuts the
+        width there is a slice: a model with experts has sequence parallelism then (fit.py).
+        """
         query, key_value = super()._qkv_down_projection(hidden_states)
-        config = self.config
-        if key_value.size(-1) == config.kv_lora_rank + config.qk_pos_emb_head_dim:
+        if key_value.size(-1) == self.config.kv_lora_rank + self.config.qk_pos_emb_head_dim:
             return query, key_value
         key_value = gather_from_tensor_model_parallel_region(key_value)
-        if config.sequence_parallel:
-            return query, scatter_to_sequence_parallel_region(key_value)
-        compressed, position = key_value.split([config.kv_lora_rank, config.qk_pos_emb_head_dim], -1)
-        return query, torch.cat([compressed, copy_to_tensor_model_parallel_region(position)], -1)
+        return query, scatter_to_sequence_parallel_region(key_value)
 
 
 def latent_attention(spec: ModuleSpec) -> ModuleSpec:
