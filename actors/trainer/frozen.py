@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from physarum.actors.trainer.megatron.distributed import Parallel
-from physarum.actors.trainer.megatron.model import Model, build_frozen
+from physarum.actors.trainer.megatron.model import Model, build_frozen, weights
 
 Weights = dict[str, Tensor]
 
@@ -50,13 +50,13 @@ class FrozenModel:
 
     def weights(self) -> Weights:
         """This rank's share; the live tensors."""
-        return dict(self._model.module.named_parameters())
+        return weights(self._model.module)
 
     @torch.no_grad()
-    def load(self, weights: Weights) -> None:
-        """Takes a copy of `weights`, those of a model of the same shape."""
-        for name, parameter in self._model.module.named_parameters():
-            parameter.copy_(weights[name])
+    def load(self, given: Weights) -> None:
+        """Takes a copy of `given`, those of a model of the same shape."""
+        for name, tensor in self.weights().items():
+            tensor.copy_(given[name])
 
 
 class KeptWeights:
@@ -71,7 +71,7 @@ class KeptWeights:
 
     def keep(self, number: int, module: torch.nn.Module) -> None:
         """A copy of what `module` holds now; the oldest beyond `count` goes."""
-        self._kept[number] = {name: one.detach().to("cpu", copy=True) for name, one in module.named_parameters()}
+        self._kept[number] = {name: one.detach().to("cpu", copy=True) for name, one in weights(module).items()}
         while len(self._kept) > self._count:
             del self._kept[min(self._kept)]
 

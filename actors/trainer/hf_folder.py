@@ -1,12 +1,13 @@
 """Write a Hugging Face folder that transformers and engines load, from a stream of tensors.
 
 Invariant: at most `SHARD_BYTES` of tensors are held; everything but the weights is the start model's, except that
-config.json names the type of the weights written, and how they were quantised.
+config.json names the type of the weights written (of most of their bytes), and how they were quantised.
 """
 
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -37,34 +38,29 @@ def write_hf_folder(
     target.mkdir(parents=True, exist_ok=True)
     weight_map: dict[str, str] = {}
     shards: list[Path] = []
-    total, dtype = 0, ""
+    sizes: Counter[str] = Counter()
     for shard in _shards(tensors if quantisation is None else quantisation.tensors(tensors)):
         path = target / f"part-{len(shards) + 1:05d}.safetensors"
         _save(shard, path)
         weight_map |= dict.fromkeys(shard, path.name)
-        total += sum(tensor.nbytes for tensor in shard.values())
-        dtype = dtype or _plain_dtype(shard)
+        for tensor in shard.values():
+            sizes[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
         shards.append(path)
-    _name_shards(target, shards, weight_map, total)
+    _name_shards(target, shards, weight_map, sizes.total())
     for path in sorted(start.iterdir()):
         if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES) and path.name != "config.json":
             shutil.copyfile(path, target / path.name)
     config = json.loads((start / "config.json").read_text())
     for name in ("torch_dtype", *_QUANTISED):
         config.pop(name, None)
-    config["dtype"] = dtype
+    # Of what is not quantised: embeddings and norms never are.
+    config["dtype"] = max(_PLAIN, key=lambda name: sizes[name])
     if quantisation is not None:
         config["quantization_config"] = quantisation.options
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for path in target.iterdir():
         if path.is_file():
             _flush(path)
-
-
-def _plain_dtype(shard: dict[str, Tensor]) -> str:
-    """Of what is not quantised: embeddings and norms never are."""
-    names = (str(tensor.dtype).removeprefix("torch.") for tensor in shard.values())
-    return next((name for name in names if name in _PLAIN), "")
 
 
 def _save(shard: dict[str, Tensor], path: Path) -> None:

@@ -4,13 +4,14 @@ Invariant: every rank knows the same layout (it is made of what all ranks said o
 and no rank ever holds the model, nor waits for another but to put one parameter's shards together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from torch import Tensor
 
+from physarum.actors.trainer.draft_layers import DraftLayers
 from physarum.actors.trainer.errors import SnapshotNotTaken, WeightsNotQuantised
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.exchange import from_all
@@ -38,8 +39,8 @@ class _Outcome(msgspec.Struct, frozen=True):
 class RankSnapshot:
     """Of one rank; made with its world."""
 
-    def __init__(self, model: Model, exported: list[Exported], parallel: Parallel) -> None:
-        self._model, self._exported, self._parallel = model, exported, parallel
+    def __init__(self, model: Model, exported: list[Exported], parallel: Parallel, drafts: DraftLayers) -> None:
+        self._model, self._exported, self._parallel, self._drafts = model, exported, parallel, drafts
         self._quantisation: Quantisation | None = None
         self._layout: Layout | None = None
 
@@ -84,7 +85,7 @@ class RankSnapshot:
     def _visit(self, take: Take) -> _Outcome:
         """Gives all of this rank's share to `take` until it fails; the rest is gone through for the other ranks' sake."""
         failed = _Outcome()
-        for index, named in own_share(self._model, self._exported, self._parallel):
+        for index, named in self._share():
             if failed != _Outcome():
                 continue
             try:
@@ -95,6 +96,12 @@ class RankSnapshot:
             except QuantisationError as error:
                 failed = _Outcome(not_quantised=str(error))
         return failed
+
+    def _share(self) -> Iterator[tuple[int, list[tuple[str, Tensor]]]]:
+        """Of the model, and after it of the draft layers, which every rank can read."""
+        yield from own_share(self._model, self._exported, self._parallel)
+        for place, one in enumerate(self._drafts.tensors(self._parallel.rank, self._parallel.ranks)):
+            yield len(self._exported) + place * self._parallel.ranks + self._parallel.rank, [one]
 
     def _agree(self, own: _Outcome) -> list[_Outcome]:
         """What all ranks say; all raise the same."""

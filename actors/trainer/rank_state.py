@@ -12,7 +12,7 @@ from torch import Tensor
 
 from physarum.actors.trainer.errors import StateMismatch, StateNotWritten
 from physarum.actors.trainer.megatron.distributed import Parallel
-from physarum.actors.trainer.megatron.model import Model
+from physarum.actors.trainer.megatron.model import Model, weights
 from physarum.actors.trainer.megatron.optimizer import Optimizer
 from physarum.actors.trainer.state import Tree, read_state, write_state
 
@@ -96,8 +96,8 @@ def _share_name(rank: int) -> str:
 
 
 def _model_tensors(model: Model) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; the live tensors."""
-    return {name: value for name, value in model.module.state_dict().items() if isinstance(value, Tensor)}
+    """The live tensors, without their graphs."""
+    return {name: one.detach() for name, one in weights(model.module).items()}
 
 
 def _main_parameters(model: Model, optimizer: Optimizer) -> list[Tensor]:

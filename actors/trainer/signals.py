@@ -27,7 +27,7 @@ from physarum.actors.trainer.critic import Critic
 from physarum.actors.trainer.errors import UnsupportedModel
 from physarum.actors.trainer.frozen import FrozenModel, KeptWeights
 from physarum.actors.trainer.megatron.distributed import Parallel
-from physarum.actors.trainer.megatron.model import Model
+from physarum.actors.trainer.megatron.model import Model, weights
 from physarum.actors.trainer.passes import Passes
 from physarum.actors.trainer.world_config import WorldConfig
 
@@ -98,7 +98,7 @@ class Signals:
             self.kept.keep(number, self._policy.module)
         every = self._settings.reference.update_every
         if self.reference is not None and every is not None and number % every == 0:
-            self.reference.load(dict(self._policy.module.named_parameters()))
+            self.reference.load(weights(self._policy.module))
 
     def _frozen(self, model: FrozenModel, sequences: Sequence[TrainSequence]) -> list[Float32]:
         with model.on_device() as found:
@@ -139,7 +139,7 @@ def _frozen_model(
 
 def _check_same_shape(reference: FrozenModel, policy: Model) -> None:
     """Raises UnsupportedModel for a reference that cannot become the policy."""
-    own = {name: tuple(one.shape) for name, one in policy.module.named_parameters()}
+    own = {name: tuple(one.shape) for name, one in weights(policy.module).items()}
     other = {name: tuple(one.shape) for name, one in reference.weights().items()}
     differing = sorted(name for name in own.keys() | other.keys() if own.get(name) != other.get(name))
     if differing:

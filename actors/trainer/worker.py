@@ -22,6 +22,7 @@ from physarum.actors.trainer.algorithm_settings import REDUCTIONS
 from physarum.actors.trainer.algorithms.reduction import sequence_weights
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence
 from physarum.actors.trainer.critic import COLUMNS, Critic
+from physarum.actors.trainer.draft_layers import DraftLayers
 from physarum.actors.trainer.errors import EmptyBatch, NonFiniteStep
 from physarum.actors.trainer.frozen import FrozenModel
 from physarum.actors.trainer.megatron import distributed
@@ -61,7 +62,8 @@ class Worker:
         )
         self.exported = exported_parameters(self.model, self.parallel)
         """Parameters in export order; an index into it is `export_parameter`'s argument."""
-        self.snapshot = RankSnapshot(self.model, self.exported, self.parallel)
+        self.drafts = DraftLayers(Path(config.hf_folder), self.model.bridge.hf_config)
+        self.snapshot = RankSnapshot(self.model, self.exported, self.parallel, self.drafts)
         settings = OptimizerSettings(
             config.lr, config.weight_decay, config.betas, config.eps, config.clip_grad, config.warmup_steps
         )

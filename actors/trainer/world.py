@@ -27,6 +27,7 @@ from torch import Tensor
 
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence, encode_sequences
 from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Snapshot, Step
+from physarum.actors.trainer.draft_layers import DraftLayers
 from physarum.actors.trainer.errors import (
     BadSequence,
     EmptyBatch,
@@ -40,7 +41,7 @@ from physarum.actors.trainer.errors import (
 )
 from physarum.actors.trainer.hf_folder import write_hf_folder
 from physarum.actors.trainer.megatron import distributed
-from physarum.actors.trainer.megatron.bridge import read_config
+from physarum.actors.trainer.megatron.architectures import read_config
 from physarum.actors.trainer.megatron.fit import check_fit
 from physarum.actors.trainer.megatron.overrides import sort_overrides
 from physarum.actors.trainer.megatron.routing import check_replay
@@ -69,7 +70,11 @@ class World:
     """One Megatron world; make it with `World.start`."""
 
     def __init__(
-        self, config: WorldConfig, worker: Worker, channel: Channel | None, children: list[RankProcess]
+        self,
+        config: WorldConfig,
+        worker: Worker,
+        channel: Channel | None,
+        children: list[RankProcess],
     ) -> None:
         self.config = config
         self._worker = worker
@@ -91,6 +96,7 @@ class World:
         model = read_config(Path(config.hf_folder))
         check_fit(model, shape, config.megatron)
         check_replay(model, config.replay.routing, config.pp, config.megatron)
+        DraftLayers(Path(config.hf_folder), model)  # they can be read
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host; its name need not resolve
         children: list[RankProcess] = []
         try:
@@ -141,8 +147,9 @@ class World:
     def export(self, on_device: bool = False) -> Iterator[tuple[str, Tensor]]:
         """All weights under their Hugging Face names: contiguous host tensors of the model's dtype, one at a time.
 
-        Each is its own lockstep command and its own copy, so a slow or abandoned reader holds nobody up. With `on_device`
-        they are where the weights are, perhaps their very memory: read each before the next, and all before a step.
+        Routers' corrections are float32; draft layers come last, as the start model's folder has them. Each parameter is its
+        own lockstep command and its own copy, so a slow or abandoned reader holds nobody up. With `on_device` they are where
+        the weights are, perhaps their very memory: read each before the next, and all before a step.
         Raises ExportInterrupted where the weights changed in between.
         """
         version = self._weights_changed
@@ -153,6 +160,8 @@ class World:
                     "expected none to change: read the export to its end before the next step or load"
                 )
             yield from self._export_one(index, on_device)
+        for name, tensor in self._worker.drafts.tensors():
+            yield name, tensor.to(self.device) if on_device else tensor
 
     def snapshot(self, path: Path, old_bytes: int, quantisation: Quantisation | None = None) -> int:
         """All weights as the safetensors file `path` of this host, each rank its share; its size.

@@ -64,3 +64,9 @@ def test_a_quantised_folder_says_how_and_a_plain_one_does_not(start: Path, tmp_p
     write_hf_folder(tmp_path / "fp8", tmp_path / "plain", tensors.items())
     assert Quantisation.in_folder(tmp_path / "plain") is None
     assert forms_in(tmp_path / "plain")["model.layers.0.mlp.up_proj.weight"] == Form("bfloat16", (8, 32))
+
+
+def test_the_type_named_is_that_of_most_bytes(start: Path, tmp_path: Path) -> None:
+    tensors = {"weight": torch.ones(16, dtype=torch.bfloat16), "correction": torch.ones(4)}
+    write_hf_folder(start, tmp_path / "out", tensors.items())
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"

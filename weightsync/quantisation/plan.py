@@ -75,6 +75,12 @@ class Quantisation:
             return None
         return self._rules.scheme_of(module)
 
+    def weight_of(self, name: str) -> str:
+        """The weight of which a stored tensor is a part; the name itself, where it is none."""
+        module, _, part = name.rpartition(".")
+        scheme = self.scheme_of(f"{module}{_WEIGHT}")
+        return f"{module}{_WEIGHT}" if scheme is not None and part in scheme.parts else name
+
     def tensors(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """`named` with each quantised weight in place of its own. Raises QuantisationError, NonFiniteWeightError."""
         for name, tensor in named:

@@ -5,26 +5,22 @@ names; only the translation of names and the choice of layers are ours, nothing 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mbridge.models  # noqa: F401  fills mbridge's registry
 import torch
-from mbridge.core.bridge import _MODEL_REGISTRY, Bridge
 from mbridge.core.llm_bridge import LLMBridge
+from mbridge.core.safetensor_io import SafeTensorIO
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from physarum.actors.trainer.errors import UnsupportedModel
 from physarum.actors.trainer.megatron.local_spec import block_spec
 from physarum.weightsync.quantisation.plan import Quantisation
 from physarum.weightsync.quantisation.reading import Dequantised
-
-SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
-"""Architectures whose logits and export were compared with transformers (tests/contract)."""
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(weight|bias)")
@@ -32,6 +28,14 @@ _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(wei
 
 class LocalSpecBridge(LLMBridge):
     """The parts of an mbridge bridge that depend on the layer spec; mixed into the architecture's own bridge."""
+
+    NORM_NAMES: Mapping[str, str] = {"input_layernorm.": "self_attention.linear_qkv.layer_norm_"}
+    """Parts of a layer's names that mbridge's tables know otherwise: as norms fused with what follows them."""
+
+    @classmethod
+    def check(cls, hf_config: PretrainedConfig) -> None:
+        """Raises UnsupportedModel for what this architecture can have and would be computed wrongly here."""
+        rotary_arguments(hf_config)
 
     def __init__(self, hf_config: PretrainedConfig, settings: Mapping[str, Any], **kwargs: Any) -> None:
         self._settings = dict(settings)
@@ -42,6 +46,13 @@ class LocalSpecBridge(LLMBridge):
 
     def _build_base_config(self, text_config_key: str | None = None, **kwargs: Any) -> TransformerConfig:
         return super()._build_base_config(text_config_key, **{**kwargs, **self._settings})
+
+    def _model_provider(self, post_model_creation_callbacks: list[Callable[[torch.nn.Module], None]]) -> Any:
+        """The one that pads the vocabulary; some architectures of mbridge bring their own, with draft layers."""
+        return LLMBridge._model_provider(self, post_model_creation_callbacks)
+
+    def _get_safetensor_io(self, weights_path: str) -> SafeTensorIO:
+        return SafeTensorIO(self._get_actual_hf_path(weights_path))
 
     def _adjust_mapping_for_shared_weights(self) -> None:
         """The output layer that the last of several stages holds beside the first stage's embeddings."""
@@ -70,7 +81,7 @@ class LocalSpecBridge(LLMBridge):
         layers = [_Layer(layer.layer_number - 1, "linear_fc1" in layer.mlp._modules) for layer in model.decoder.layers]
         first_expert = self.mpu.ep_rank * ((self.config.num_moe_experts or 0) // self.mpu.ep_size)
         names = (name for name in model.state_dict() if "_extra_state" not in name)
-        return {name: _table_name(name, layers, first_expert) for name in names}
+        return {name: _table_name(name, layers, first_expert, self.NORM_NAMES) for name in names}
 
 
 class _Layer(NamedTuple):
@@ -79,12 +90,13 @@ class _Layer(NamedTuple):
     is_dense: bool
 
 
-def _table_name(name: str, layers: list[_Layer], first_expert: int) -> str:
+def _table_name(name: str, layers: list[_Layer], first_expert: int, norms: Mapping[str, str]) -> str:
     match = _LAYER.fullmatch(name)
     if match is None:
         return name
     layer, rest = layers[int(match.group(1))], match.group(2)
-    rest = rest.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
+    for own, known in norms.items():
+        rest = rest.replace(own, known)
     if layer.is_dense:
         rest = rest.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
     rest = _EXPERT.sub(lambda found: f"mlp.experts.{found[2]}.{found[3]}{int(found[1]) + first_expert}", rest)
@@ -109,31 +121,6 @@ def rotary_arguments(hf_config: PretrainedConfig) -> dict[str, Any]:
     if kind != "default":
         raise UnsupportedModel(f"rope scaling {kind!r} has no counterpart here; expected default, linear or llama3")
     return arguments
-
-
-def read_config(folder: Path) -> PretrainedConfig:
-    """The folder's config.json. Raises UnsupportedModel where it is missing, broken or of an unknown architecture."""
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"model folder {folder}: config.json is missing or unreadable ({error})") from error
-    if config.model_type not in SUPPORTED:
-        raise UnsupportedModel(
-            f"model type {config.model_type!r} in {folder} is not supported; expected one of {SUPPORTED}"
-        )
-    if getattr(config, "use_sliding_window", False):
-        raise UnsupportedModel(f"{folder} uses sliding-window attention; expected full causal attention")
-    return config
-
-
-def make_bridge(folder: Path, dtype: torch.dtype, tp: int, settings: Mapping[str, Any]) -> LocalSpecBridge:
-    """The bridge of the folder's architecture; `settings` are TransformerConfig fields that win over the model's."""
-    config = read_config(folder)
-    config.rope_theta = config.rope_parameters["rope_theta"]  # mbridge reads it where transformers < 5 had it
-    architecture: type[Bridge] = _MODEL_REGISTRY[config.model_type]
-    bridge_class = type(f"LocalSpec{architecture.__name__}", (LocalSpecBridge, architecture), {})
-    padding = tp if config.vocab_size % tp else None
-    return bridge_class(config, settings=settings, dtype=dtype, make_vocab_size_divisible_by=padding)
 
 
 def load_hf(bridge: LocalSpecBridge, model: torch.nn.Module, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The model's parameters on rank 0, one at a time, from whichever rank holds them.
+"""The model's weights (parameters and stored buffers) on rank 0, one at a time, from whichever rank holds them.
 
 Invariant: all ranks go through the same list; at most one parameter is ever whole anywhere. A parameter is put together
 by the first ranks of its pipeline stage (of an expert: those of its expert-parallel rank), which send it to rank 0.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.exchange import from_stage, receive_tensors, send_tensors
-from physarum.actors.trainer.megatron.model import Model
+from physarum.actors.trainer.megatron.model import Model, weights
 
 _EXPERT = ".experts.local_experts."
 
@@ -42,7 +42,7 @@ def exported_parameters(model: Model, parallel: Parallel) -> list[Exported]:
     tied = model.module.share_embeddings_and_output_weights
     own = [
         Exported(name, parallel.pp_rank, expert_rank)
-        for name, _ in model.module.named_parameters()
+        for name in weights(model.module)
         if not (tied and name.startswith("output_layer."))
         for expert_rank in range(parallel.ep if _EXPERT in name else 1)
     ]
@@ -78,7 +78,8 @@ def export_parameter(
 
 def whole_parameter(model: Model, which: Exported, parallel: Parallel) -> list[tuple[str, Tensor]]:
     """Its Hugging Face tensors, put together among the ranks of this replica that hold a part; collective over those."""
-    parameter = model.module.get_parameter(which.name)
+    owner, _, leaf = which.name.rpartition(".")
+    parameter: Tensor = getattr(model.module.get_submodule(owner), leaf)
     table_name = model.bridge._weight_name_mapping_mcore_local_to_global(model.module)[which.name]
     whole = parameter.detach()
     size, group = (parallel.etp, parallel.etp_group) if which.is_expert else (parallel.tp, parallel.tp_group)

@@ -49,7 +49,6 @@ def row_logprobs(
 
 def call_model(ddp: torch.nn.Module, model: Model, microbatch: MicrobatchTensors, rows_of: Callable[..., Any]) -> Any:
     """What `rows_of` makes of the last hidden states, where GPTModel computes its loss; hidden states of earlier stages."""
-    model.module.rotary_pos_emb.positions = microbatch.layout.positions
     return ddp(
         input_ids=microbatch.tokens,
         position_ids=microbatch.layout.positions[None],

@@ -5,15 +5,18 @@ under sequence parallelism, and attention over packed sequences.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -34,6 +37,30 @@ class RMSNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=_device(config))
         setattr(self.weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010  Megatron's mark
+
+
+class NormBeforeResidual(torch.nn.Module):
+    """In the place of Megatron's bias-dropout-add: normalises what a sublayer gives before the residual stream takes it."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config, config.hidden_size, eps=config.layernorm_epsilon)
+
+    def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
+        """Megatron's function of ((output, bias), residual, dropout probability) behind the norm."""
+        add = get_bias_dropout_add(training, fused)
+
+        def normed_add(output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, dropout: float) -> Tensor:
+            output, bias = output_with_bias
+            added: Tensor = add((self.norm(output if bias is None else output + bias), None), residual, dropout)
+            return added
+
+        return normed_add
+
+
+def norm_before_residual(config: TransformerConfig) -> ModuleSpec:
+    """For `self_attn_bda` and `mlp_bda` of a layer."""
+    return ModuleSpec(module=NormBeforeResidual, params={"config": config})
 
 
 def _device(config: TransformerConfig) -> torch.device | None:
@@ -128,7 +155,6 @@ def refuse_unsupported(config: TransformerConfig) -> None:
         "window_size": config.window_size is not None,
         "softmax_type": config.softmax_type != "vanilla",
         "apply_query_key_layer_scaling": config.apply_query_key_layer_scaling,
-        "multi_latent_attention": config.multi_latent_attention,
     }
     wrong = [name for name, differs in found.items() if differs]
     if wrong:
@@ -169,7 +195,7 @@ def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Transf
         modules.input_layernorm = modules.pre_mlp_layernorm = RMSNorm
         attention = modules.self_attention.submodules
         attention.core_attention = PackedAttention
-        if attention.q_layernorm is not IdentityOp:
+        if not config.multi_latent_attention and attention.q_layernorm is not IdentityOp:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     spec.layer_norm = RMSNorm
     return spec

@@ -17,11 +17,13 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt.gpt_model import GPTModel
 
-from physarum.actors.trainer.megatron.bridge import LocalSpecBridge, load_hf, make_bridge
+from physarum.actors.trainer.megatron.architectures import make_bridge
+from physarum.actors.trainer.megatron.bridge import LocalSpecBridge, load_hf
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.overrides import Overrides, sort_overrides
-from physarum.actors.trainer.megatron.rotary import PackedRotaryEmbedding
+from physarum.actors.trainer.megatron.rotary import pack_rotary
 from physarum.actors.trainer.megatron.routing import Routing
+from physarum.actors.trainer.megatron.sigmoid_routing import fix_corrections
 
 LOCAL_SPEC_SETTINGS: dict[str, Any] = {
     "transformer_impl": "local",
@@ -85,11 +87,18 @@ def build_frozen(
     settings |= chosen.transformer | {"calculate_per_token_loss": True, "moe_enable_routing_replay": replays}
     bridge = make_bridge(hf_folder, dtype, parallel.tp, settings)
     module = bridge._model_provider([])(pre_process=parallel.pp_rank == 0, post_process=parallel.is_last_stage)
-    module.rotary_pos_emb = PackedRotaryEmbedding.adopt(module.rotary_pos_emb)
+    pack_rotary(module)
     module.to(parallel.device)
     load_hf(bridge, module, hf_folder)
+    fix_corrections(module)
     routing = Routing(module, bridge.config, parallel) if replays else None
     return Model(module, module, bridge, bridge.hf_config.vocab_size, chosen, routing)
+
+
+def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All that makes the model what it is, by name: parameters, and buffers that are stored with them; the live tensors."""
+    found = module.state_dict(keep_vars=True).items()
+    return {name: tensor for name, tensor in found if isinstance(tensor, torch.Tensor)}
 
 
 def _ddp_config(overrides: Overrides, dtype: torch.dtype) -> DistributedDataParallelConfig:

@@ -43,6 +43,8 @@ OWNED = {
 _NO_GROUPS = "the world does not make the groups that it needs"
 _NOT_INTERLEAVED = "each rank has one stage of the pipeline, whose microbatches differ in length"
 _NO_BALANCE = "Megatron scales it for a loss that is divided by the batch's tokens, which ours is not"
+_FIXED = "the corrections of routers stay as the start model has them"
+_CARRIED = "draft layers are not trained; an export has the start model's"
 _OWN_ATTENTION = "attention over a shared pack gathers keys and values (trainer.cp)"
 _READ_AT_ONCE = "weights are exported right after a step, before such a gather has happened"
 REFUSED = {
@@ -55,6 +57,8 @@ REFUSED = {
     "hybrid_context_parallel": _OWN_ATTENTION,
     "moe_router_load_balancing_type": _NO_BALANCE,
     "moe_z_loss_coeff": _NO_BALANCE,
+    "moe_router_bias_update_rate": _FIXED,
+    "mtp_num_layers": _CARRIED,
     "num_distributed_optimizer_instances": _NO_GROUPS,
     "use_megatron_fsdp": _READ_AT_ONCE,
     "overlap_param_gather": _READ_AT_ONCE,

@@ -26,6 +26,7 @@ from physarum.actors.trainer.batch import Experts, TrainSequence
 from physarum.actors.trainer.errors import UnsupportedModel, UnsupportedParallelism
 from physarum.actors.trainer.megatron.context import Indices
 from physarum.actors.trainer.megatron.distributed import Parallel
+from physarum.actors.trainer.megatron.fit import experts_field
 from physarum.actors.trainer.megatron.layout import PackedLayout
 
 
@@ -138,7 +139,7 @@ def check_replay(config: PretrainedConfig, routing: str, pp: int, overrides: Map
     no experts, UnsupportedParallelism where a layer would be told of another microbatch."""
     if routing == "off":
         return
-    if getattr(config, "num_experts", None) is None:
+    if experts_field(config) is None:
         raise UnsupportedModel(
             f"trainer.algorithm.replay.routing: {routing} with a {config.model_type} model, which has no experts; expected"
             " `off`, or a model with experts"

@@ -40,6 +40,16 @@ ALGORITHM = AlgorithmSettings(
     reference=Reference(update_every=2),
     minibatches=2,
 )
+SHARED_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "tied": {"kind": "Qwen3", "tie_word_embeddings": True},
     "untied": {"kind": "Llama", "attention_bias": True},
@@ -49,6 +59,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
         "norm_topk_prob": True,
+    },
+    "glm4": {"kind": "Glm4", "pad_token_id": 0, "initializer_range": 0.1},
+    "glm4-moe": {"kind": "Glm4Moe", "pad_token_id": 0, "use_qk_norm": True, "attention_bias": True, **SHARED_EXPERTS},
+    "deepseek-v3": {
+        "kind": "DeepseekV3",
+        "num_key_value_heads": 4,
+        "q_lora_rank": 28,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 14,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 10,
+        **SHARED_EXPERTS,
     },
 }
 
@@ -124,7 +146,7 @@ def _save_model(folder: Path, kind: str, **settings: Any) -> None:
     torch.manual_seed(0)
     common = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
     common |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "initializer_range": 0.2, "head_dim": 24}
-    config = getattr(transformers, f"{kind}Config")(**common, **settings)
+    config = getattr(transformers, f"{kind}Config")(**(common | settings))
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
 
 
@@ -156,13 +178,23 @@ SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "pp2-ep2": ("moe", {"ranks": 4, "pp": 2, "ep": 2}),
     "ep2-dp2-sharded-optimizer": ("moe", {"ranks": 4, "ep": 2, "megatron": {"use_distributed_optimizer": True}}),
+    "glm4-tp2": ("glm4", {"ranks": 2, "tp": 2}),
+    "glm4-tp2-without-sequence-parallel": ("glm4", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
+    "glm4-pp2": ("glm4", {"ranks": 2, "pp": 2}),
+    "glm4-moe-tp2": ("glm4-moe", {"ranks": 2, "tp": 2}),
+    "glm4-moe-pp2": ("glm4-moe", {"ranks": 2, "pp": 2}),
+    "glm4-moe-ep2": ("glm4-moe", {"ranks": 2, "ep": 2}),
+    "deepseek-v3-tp2": ("deepseek-v3", {"ranks": 2, "tp": 2}),
+    "deepseek-v3-pp2-recomputed": ("deepseek-v3", {"ranks": 2, "pp": 2, "megatron": RECOMPUTED}),
+    "deepseek-v3-ep2": ("deepseek-v3", {"ranks": 2, "ep": 2}),
+    "deepseek-v3-cp2": ("deepseek-v3", {"ranks": 2, "cp": 2}),
     "recomputed-pp2-cp2": (
         "tied",
         {
             "ranks": 4,
             "pp": 2,
             "cp": 2,
-            "megatron": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+            "megatron": RECOMPUTED,
         },
     ),
 }

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention.bias import CausalBias
-from transformers import Qwen3Config, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Qwen3Config, Qwen3MoeConfig
 
 from physarum.actors.trainer.batch import TrainSequence
 from physarum.actors.trainer.errors import UnsupportedParallelism
@@ -145,6 +145,10 @@ def test_experts_are_cut_like_the_rest_unless_said_otherwise() -> None:
 DENSE = Qwen3Config(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, intermediate_size=30)
 EXPERTS = Qwen3MoeConfig(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_experts=6)
 
+LATENT = DeepseekV3Config(
+    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=30, kv_lora_rank=21
+)
+
 
 @pytest.mark.parametrize(
     ("config", "shape", "overrides", "message"),
@@ -153,6 +157,9 @@ EXPERTS = Qwen3MoeConfig(num_hidden_layers=2, num_attention_heads=4, num_key_val
         (DENSE, Shape(4, tp=4), {}, "num_key_value_heads 2 does not divide by tp 4"),
         (DENSE, Shape(2, ep=2), {}, "a qwen3 model has no experts"),
         (EXPERTS, Shape(4, ep=4), {}, "num_experts 6 does not divide by ep 4"),
+        (LATENT, Shape(4, tp=4), {}, "q_lora_rank 30 does not divide by tp 4"),
+        (LATENT, Shape(2, tp=2), {}, "kv_lora_rank \\+ qk_rope_head_dim 85 does not divide by tp 2"),
+        (LATENT, Shape(3, ep=3), {}, "n_routed_experts 256 does not divide by ep 3"),
         (EXPERTS, Shape(2, tp=2, etp=2), {"sequence_parallel": False}, "without sequence_parallel"),
     ],
 )
