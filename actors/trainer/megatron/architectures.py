@@ -42,6 +42,8 @@ def read_config(folder: Path) -> PretrainedConfig:
         )
     if getattr(config, "use_sliding_window", False):
         raise UnsupportedModel(f"{folder} uses sliding-window attention; expected full causal attention")
+    if config.hidden_act != "silu":
+        raise UnsupportedModel(f"{folder} has hidden_act {config.hidden_act!r}; expected 'silu'")
     _bridge_class(config).check(config)
     return config
 

@@ -22,7 +22,6 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 class Glm4Bridge(LocalSpecBridge):
     """`glm4`; mbridge has none."""
 
-    _DIRECT_MAPPING = LocalSpecBridge._DIRECT_MAPPING
     _ATTENTION_MAPPING: ClassVar[Names] = {
         "self_attention.linear_proj.weight": [_LAYER + "self_attn.o_proj.weight"],
         "self_attention.linear_qkv.layer_norm_weight": [_LAYER + "input_layernorm.weight"],

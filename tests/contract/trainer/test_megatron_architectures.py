@@ -82,6 +82,7 @@ def test_forward_backward_and_export(
         ("Mistral", {}, "model type 'mistral' in .* is not supported; expected one of"),
         ("Llama", YARN, "rope scaling 'yarn'"),
         ("Qwen2", {"use_sliding_window": True}, "sliding-window attention"),
+        ("Llama", {"hidden_act": "gelu"}, "hidden_act 'gelu'; expected 'silu'"),
     ],
 )
 def test_a_model_that_would_be_computed_wrongly_is_refused(

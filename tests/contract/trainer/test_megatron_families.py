@@ -6,17 +6,19 @@ Sizes are awkward on purpose: a head size of 16 hides errors of scale, equal siz
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from physarum.actors.trainer.batch import TrainSequence
+from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Replay
+from physarum.actors.trainer.batch import Experts, TrainSequence
 from physarum.actors.trainer.errors import UnknownMegatronField, UnsupportedModel
 from physarum.actors.trainer.world import World, WorldConfig
 
@@ -174,6 +176,46 @@ def test_a_draft_layer_is_exported_as_the_start_model_has_it(tmp_path: Path) -> 
     assert exported.keys() == stored(start).keys() > drafts.keys()
     assert all(same(exported[name], one) for name, one in drafts.items())
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_in_bfloat16_corrections_stay_float32(tmp_path: Path) -> None:
+    start = save_model(tmp_path / "start", **DEEPSEEK)
+    world = World.start(WorldConfig(hf_folder=str(start), objective="sft", dtype="bfloat16"))
+    try:
+        world.step(batch())
+        world.save_hf(tmp_path / "exported")
+    finally:
+        world.close()
+    original = stored(start)
+    for name, one in stored(tmp_path / "exported").items():
+        assert same(one, original[name]) if name.endswith(CORRECTION) else one.dtype == torch.bfloat16, name
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("routing", ["R2", "R3"])
+def test_experts_are_replayed_where_first_layers_have_none(tmp_path: Path, routing: Literal["R2", "R3"]) -> None:
+    """Experts of the routers' own choice: nothing changes; of another: something does."""
+    start = save_model(tmp_path / "start", **DEEPSEEK)
+    sequences = [
+        replace(one, advantage=1.0, engine_logprobs=np.full(one.response_len, -5, np.float32)) for one in batch()
+    ]
+    losses = {}
+    for name, replay in (("free", Replay()), ("replayed", Replay(routing=routing))):
+        algorithm = AlgorithmSettings(minibatches=2, correction=(), replay=replay)
+        world = World.start(WorldConfig(hf_folder=str(start), lr=1e-4, algorithm=algorithm))
+        try:
+            recorded = (
+                [replace(one, routed_experts=experts(one)) for one in sequences] if routing == "R3" else sequences
+            )
+            losses[name] = world.step(recorded).grad_norm
+        finally:
+            world.close()
+    assert (losses["free"] == pytest.approx(losses["replayed"], rel=1e-3)) == (routing == "R2")
+
+
+def experts(sequence: TrainSequence) -> Experts:
+    """The first four in each of the layers that have any."""
+    return np.tile(np.arange(4, dtype=np.int16), (sequence.length - 1, LAYERS - 1, 1))
 
 
 @pytest.mark.parametrize(
