@@ -10,6 +10,10 @@ import pytest
 import yaml
 from tools_run import Runs
 
+from physarum.weightsync.quantisation.plan import Quantisation
+from physarum.weightsync.quantisation.presets import PRESETS
+from physarum.weightsync.quantisation.reading import Dequantised, folder_tensors
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 
@@ -90,6 +94,31 @@ def test_checkpoints_are_listed_verified_and_a_damaged_one_is_named(runs: Runs) 
     save = runs.actorctl("checkpoints", "save", "small")
     assert save.returncode == 2
     assert "no trainer at work" in save.stderr
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_exported_as_the_trainer_exports_it(runs: Runs) -> None:
+    assert runs.json("checkpoints", "export-hf", "small", "plain")["checkpoint"] == "1.3"
+    assert (runs.folder / "plain" / "model.safetensors").read_bytes() == weights(runs, "small")
+    assert runs.json("checkpoints", "export-hf", "small", "last8", "--quant", "fp8")["checkpoint"] == "1.3"
+    stored = dict(folder_tensors(runs.folder / "last8"))
+    reader = Dequantised(Quantisation.in_folder(runs.folder / "last8"), stored.keys(), stored.__getitem__)
+    for name, exact in folder_tensors(runs.folder / "plain"):
+        assert float((reader.weight(name) - exact).abs().max()) <= float(exact.abs().max()) / 16
+
+
+def test_a_start_model_is_exported_in_the_form_that_engines_hold(runs: Runs) -> None:
+    for quant, method in {"fp8": "fp8", "int4": "compressed-tensors"}.items():
+        made = runs.json("checkpoints", "export-hf", "small", quant, "--quant", quant, "--checkpoint", "start")
+        assert (made["checkpoint"], made["quantised"]) == ("start", method)
+        plan = Quantisation.in_folder(runs.folder / quant)
+        assert plan is not None and plan.options == PRESETS[quant]
+        assert made["size_bytes"] < len(weights(runs, "small")) / 2
+    refused = runs.actorctl("checkpoints", "export-hf", "small", "fp8")
+    assert refused.returncode == 2 and "fp8 exists; expected a new folder" in refused.stderr
+    missing = runs.actorctl("checkpoints", "export-hf", "small", "other", "--checkpoint", "7.7")
+    assert missing.returncode == 5 and "on disk are: start, 1.1, 1.2, 1.3" in missing.stderr
+    assert not (runs.folder / "other").exists()
 
 
 def test_versions_are_exported_at_their_cadence(runs: Runs) -> None:
