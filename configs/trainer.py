@@ -63,6 +63,9 @@ class TrainerConfig(Section):
     """Steps between published weight versions."""
     checkpoint_every: Count = 5
     """Steps between durable checkpoints."""
+    checkpoint_format: Literal["ranks", "torch_dist"] = "ranks"
+    """`ranks`: each rank's files, read by a world of the same shape only; `torch_dist`: Megatron-core's format, which a world
+    of any other tp, pp, ep, ranks and sharding of the optimizer reads too. Whatever is set, both are read."""
     export_every: Count | None = None
     """Steps between versions written as Hugging Face folders to `exports/`; null writes the last one only, to `model/`."""
     record_only: bool = False

@@ -48,6 +48,12 @@ class FrozenModel:
         finally:
             self._model.module.to("cpu")
 
+    @property
+    def module(self) -> torch.nn.Module:
+        """On the host except during a pass."""
+        module: torch.nn.Module = self._model.module
+        return module
+
     def weights(self) -> Weights:
         """This rank's share; the live tensors."""
         return weights(self._model.module)

@@ -1,26 +1,43 @@
-"""A rank's share of the training state as a tree, and back.
+"""A rank's share of the training state as files of its own, and back: the fastest form, for a world of the same shape.
 
-Invariant: after `restore` the next step is bit-equal to the step that would have followed `collect`.
+Invariant: after `load` the next step is bit-equal to the step that would have followed `save`.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch import Tensor
 
 from physarum.actors.trainer.errors import StateMismatch, StateNotWritten
+from physarum.actors.trainer.holdings import Holdings
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.model import Model, weights
 from physarum.actors.trainer.megatron.optimizer import Optimizer
+from physarum.actors.trainer.rng_state import read_rng, restore_rng, save_rng
 from physarum.actors.trainer.state import Tree, read_state, write_state
 
 FORMAT = 2
 """Grows when the layout of the tree changes."""
 
 
-def save_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str = "") -> None:
+def save(folder: Path, held: Holdings, parallel: Parallel) -> None:
+    """Writes this rank's share of everything. Raises StateNotWritten."""
+    for name, one in held.learners.items():
+        _save_learner(folder, one.model, one.optimizer, parallel, f"{name}-" if name else "")
+    for name, follower in held.followers.items():
+        _save_weights(folder, name, follower.weights(), parallel)
+
+
+def load(folder: Path, held: Holdings, parallel: Parallel) -> None:
+    """Inverse of `save`. Raises StateMismatch before the model that does not fit is changed."""
+    for name, one in held.learners.items():
+        _load_learner(folder, one.model, one.optimizer, parallel, f"{name}-" if name else "")
+    for name, follower in held.followers.items():
+        follower.load(_load_weights(folder, name, parallel))
+
+
+def _save_learner(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str) -> None:
     """Write this rank's share into `folder` (created if missing); replicas of a share are written once.
 
     `prefix` of the files' names tells several models apart; a checkpoint has no folders below its own.
@@ -30,33 +47,33 @@ def save_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parall
     except OSError as error:
         raise StateNotWritten(f"cannot make folder {folder} ({error}); expected a writable place for it") from error
     identity = _identity(model, optimizer, parallel)
-    write_state({"identity": identity, "rng": _rng_states()}, folder, f"{prefix}rng-{parallel.rank:04d}")
+    save_rng(folder, parallel.rank, identity, prefix)
     share = parallel.rank if identity["sharded"] else parallel.first_replica
     if share == parallel.rank:
         tree = {"identity": identity, "model": _model_tensors(model), "optimizer": _optimizer_tree(model, optimizer)}
         write_state(tree, folder, prefix + _share_name(share))
 
 
-def load_rank(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str = "") -> None:
-    """Inverse of `save_rank`. Raises StateMismatch before anything is changed."""
+def _load_learner(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str) -> None:
+    """Inverse of `_save_learner`. Raises StateMismatch before anything is changed."""
     identity = _identity(model, optimizer, parallel)
     share = read_state(folder, prefix + _share_name(parallel.rank if identity["sharded"] else parallel.first_replica))
-    rng = read_state(folder, f"{prefix}rng-{parallel.rank:04d}")
-    for tree in (share, rng):
-        if tree["identity"] != identity:
+    rng_identity, rng = read_rng(folder, parallel.rank, prefix)
+    for found in (share["identity"], rng_identity):
+        if found != identity:
             raise StateMismatch(
-                f"training state in {folder} is of {tree['identity']}, this world is {identity}; "
-                "expected the same: start the world with those settings or export and reload the weights only"
+                f"training state in {folder} is of {found}, this world is {identity}; expected the same: start the world with "
+                "those settings, or save once in that shape with trainer.checkpoint_format torch_dist, which any shape reads"
             )
     _check_shapes(folder, share["model"], _model_tensors(model))
     with torch.no_grad():
         for name, tensor in _model_tensors(model).items():
             tensor.copy_(share["model"][name])
     _restore_optimizer(model, optimizer, share["optimizer"])
-    _restore_rng(rng["rng"])
+    restore_rng(rng)
 
 
-def save_weights(folder: Path, name: str, weights: dict[str, Tensor], parallel: Parallel) -> None:
+def _save_weights(folder: Path, name: str, weights: dict[str, Tensor], parallel: Parallel) -> None:
     """Writes this rank's share of a model that has no optimizer."""
     if parallel.rank == parallel.first_replica:
         write_state(
@@ -64,7 +81,7 @@ def save_weights(folder: Path, name: str, weights: dict[str, Tensor], parallel: 
         )
 
 
-def load_weights(folder: Path, name: str, parallel: Parallel) -> dict[str, Tensor]:
+def _load_weights(folder: Path, name: str, parallel: Parallel) -> dict[str, Tensor]:
     """Inverse of `save_weights`. Raises StateMismatch where there is none."""
     found: dict[str, Tensor] = read_state(folder, _weights_name(name, parallel))["weights"]
     return found
@@ -122,21 +139,6 @@ def _restore_optimizer(model: Model, optimizer: Optimizer, tree: Tree) -> None:
     with torch.no_grad():
         for parameter, saved in zip(_main_parameters(model, optimizer), tree["main"], strict=True):
             parameter.copy_(saved)
-
-
-def _rng_states() -> Tree:
-    return {
-        "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "tracker": dict(get_cuda_rng_tracker().get_states()),
-    }
-
-
-def _restore_rng(states: Tree) -> None:
-    torch.set_rng_state(states["cpu"])
-    if states["cuda"] is not None:
-        torch.cuda.set_rng_state(states["cuda"])
-    get_cuda_rng_tracker().set_states(states["tracker"])
 
 
 def _check_shapes(folder: Path, saved: dict[str, Tensor], own: dict[str, Tensor]) -> None:

@@ -38,6 +38,7 @@ def world_config(config: RootConfig, model: Path) -> WorldConfig:
         temperature=config.rollout.sampling.temperature if trainer.objective != "sft" else 1.0,
         seed=config.run.seed,
         megatron=dict(trainer.megatron),
+        checkpoint_format=trainer.checkpoint_format,
         master_port=trainer.master_port,
         timeout_s=trainer.step_timeout_s,
         threads=trainer.threads,

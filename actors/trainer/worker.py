@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from physarum.actors.trainer import rank_state
+from physarum.actors.trainer import rank_state, sharded_checkpoint
 from physarum.actors.trainer.advantage import with_advantages
 from physarum.actors.trainer.algorithm_settings import REDUCTIONS
 from physarum.actors.trainer.algorithms.reduction import sequence_weights
@@ -24,13 +24,14 @@ from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence
 from physarum.actors.trainer.critic import COLUMNS, Critic
 from physarum.actors.trainer.draft_layers import DraftLayers
 from physarum.actors.trainer.errors import EmptyBatch, NonFiniteStep
-from physarum.actors.trainer.frozen import FrozenModel
+from physarum.actors.trainer.holdings import CRITIC, POLICY, REFERENCE, Holdings, Learner
 from physarum.actors.trainer.megatron import distributed
 from physarum.actors.trainer.megatron.exporting import export_parameter, exported_parameters
 from physarum.actors.trainer.megatron.forward import row_logprobs
 from physarum.actors.trainer.megatron.microbatch import MicrobatchTensors, microbatch_tensors
 from physarum.actors.trainer.megatron.model import Model, build
 from physarum.actors.trainer.megatron.optimizer import Optimizer, OptimizerSettings
+from physarum.actors.trainer.megatron.torch_dist import is_torch_dist
 from physarum.actors.trainer.minibatches import minibatches, pairs, plan_units
 from physarum.actors.trainer.objective import MAXIMUM, Rows, microbatch_loss, step_metrics
 from physarum.actors.trainer.off_policy import with_weights
@@ -41,8 +42,6 @@ from physarum.actors.trainer.schedule import Outcome, run_microbatches
 from physarum.actors.trainer.signals import Signals, needed_columns
 from physarum.actors.trainer.world_config import WorldConfig
 
-_CRITIC = "critic-"
-_REFERENCE = "reference"
 _COUNTS = ("tokens", "pairs", "minibatches_refused", "critic_refused")
 
 
@@ -170,25 +169,21 @@ class Worker:
         return export_parameter(self.model, self.exported[index], self.parallel, on_device)
 
     def save(self, folder: Path) -> None:
-        """Write this rank's share of the training state."""
-        rank_state.save_rank(folder, self.model, self.optimizer, self.parallel)
-        if self._critic is not None:
-            rank_state.save_rank(folder, self._critic.model, self._critic.optimizer, self.parallel, _CRITIC)
-        if self._moving_reference is not None:
-            rank_state.save_weights(folder, _REFERENCE, self._moving_reference.weights(), self.parallel)
+        """Write this rank's share of the training state, in the form that is configured; collective."""
+        form = sharded_checkpoint if self.config.checkpoint_format == "torch_dist" else rank_state
+        form.save(folder, self._holdings(), self.parallel)
 
     def load(self, folder: Path) -> None:
-        """Restore this rank's share. Raises StateMismatch."""
-        rank_state.load_rank(folder, self.model, self.optimizer, self.parallel)
-        if self._critic is not None:
-            rank_state.load_rank(folder, self._critic.model, self._critic.optimizer, self.parallel, _CRITIC)
-        if self._moving_reference is not None:
-            self._moving_reference.load(rank_state.load_weights(folder, _REFERENCE, self.parallel))
+        """Restore this rank's share, whichever form it was saved in. Raises StateMismatch."""
+        form = sharded_checkpoint if is_torch_dist(folder) else rank_state
+        form.load(folder, self._holdings(), self.parallel)
 
-    @property
-    def _moving_reference(self) -> FrozenModel | None:
-        """The reference, where it is part of the state: one that never moves is read from its folder again."""
-        return self._signals.reference if self._settings.reference.update_every is not None else None
+    def _holdings(self) -> Holdings:
+        learners = {POLICY: Learner(self.model, self.optimizer)}
+        if self._critic is not None:
+            learners[CRITIC] = Learner(self._critic.model, self._critic.optimizer)
+        reference = self._signals.reference if self._settings.reference.update_every is not None else None
+        return Holdings(learners, {} if reference is None else {REFERENCE: reference})
 
     @property
     def _align(self) -> int:

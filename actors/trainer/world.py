@@ -183,7 +183,8 @@ class World:
         self._call(lambda: Save(str(folder)), lambda: self._worker.save(folder), StateNotWritten)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote in a world of the same shape: the next step is bit-equal. Raises StateMismatch."""
+        """Restore what `save` wrote: in a world of the same shape the next step is bit-equal. Raises StateMismatch, of another
+        shape unless the state is torch_dist."""
         self._call(lambda: Load(str(folder)), lambda: self._worker.load(folder))
         self._weights_changed += 1
 

@@ -43,6 +43,8 @@ class WorldConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     megatron: dict[str, Any] = {}
     """Fields of TransformerConfig, OptimizerConfig and DistributedDataParallelConfig."""
+    checkpoint_format: Literal["ranks", "torch_dist"] = "ranks"
+    """What `save` writes: files of each rank, for this shape only, or one state that any shape reads."""
     master_port: int = 0
     """TCP port of the rendezvous on loopback; 0 takes a free one."""
     timeout_s: float = 600.0

@@ -1,0 +1,94 @@
+"""Training state in torch_dist: one folder that a world of another shape reads too.
+
+    __R_0.distcp, .metadata, metadata.json   Megatron-core's format: weights and moments, `critic.` and `reference.` before
+                                             the names of those models
+    training.msgpack, .safetensors           type of the weights and step counts
+    rng-RRRR.msgpack, .safetensors           each rank's generators, taken up where the shape is the same
+
+Invariant: a world of the same shape goes on bit for bit; one of another shape has the same weights, moments and counts,
+and generators that begin at the seed.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
+
+from physarum.actors.trainer.errors import StateMismatch
+from physarum.actors.trainer.holdings import Holdings
+from physarum.actors.trainer.megatron import sharded_state, torch_dist
+from physarum.actors.trainer.megatron.distributed import Parallel
+from physarum.actors.trainer.rng_state import read_rng, restore_rng, save_rng
+from physarum.actors.trainer.state import read_state, write_state
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Grows when names or the common record change."""
+_COMMON = "training"
+
+
+def save(folder: Path, held: Holdings, parallel: Parallel) -> None:
+    """Collective. Raises StateNotWritten; what only one rank could not write, only that rank raises."""
+    identity = _identity(held, parallel)
+    torch_dist.write(folder, _tree(held, loading=False), {"checkpoint_version": 3.0, "physarum_format": FORMAT})
+    if parallel.rank == 0:
+        write_state({"format": FORMAT, "dtype": identity["dtype"], "steps": _steps(held)}, folder, _COMMON)
+    save_rng(folder, parallel.rank, identity)
+
+
+def load(folder: Path, held: Holdings, parallel: Parallel) -> None:
+    """Inverse of `save`, in any shape. Raises StateMismatch before anything is changed."""
+    identity, common = _identity(held, parallel), read_state(folder, _COMMON)
+    found = (common["format"], common["dtype"], sorted(common["steps"]))
+    expected = (FORMAT, identity["dtype"], sorted(held.learners))
+    if found != expected:
+        raise StateMismatch(
+            f"training state in {folder} is of (format, dtype, learners) {found}, this world is of {expected}; "
+            "expected the same: start the world with those settings or export and reload the weights only"
+        )
+    tree = _tree(held, loading=True)
+    read = torch_dist.read(folder, tree)
+    for name, one in held.learners.items():
+        named = sharded_state.weights(one.model.module)
+        sharded_state.restore_weights(named, read[_branch(name)]["weights"])
+        sharded_state.restore_moments(one.optimizer, named, read[_branch(name)]["moments"], common["steps"][name])
+    for name, follower in held.followers.items():
+        sharded_state.restore_weights(sharded_state.weights(follower.module), read[name]["weights"])
+    _take_up_rng(folder, identity, parallel)
+
+
+def _tree(held: Holdings, loading: bool) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, one in held.learners.items():
+        named = sharded_state.weights(one.model.module)
+        tree[_branch(name)] = {"weights": named, "moments": sharded_state.moments(one.optimizer, named, loading)}
+    for name, follower in held.followers.items():
+        tree[name] = {"weights": sharded_state.weights(follower.module)}
+    for name in tree.keys() - {_branch("")}:
+        add_prefix_for_sharding(tree[name], f"{name}.")
+    return tree
+
+
+def _branch(name: str) -> str:
+    return name or "policy"
+
+
+def _steps(held: Holdings) -> dict[str, int]:
+    return {name: one.optimizer.steps for name, one in held.learners.items()}
+
+
+def _identity(held: Holdings, parallel: Parallel) -> dict[str, Any]:
+    """What the generators depend on, and the type of the weights."""
+    shape = {name: getattr(parallel, name) for name in ("ranks", "tp", "pp", "cp", "ep", "etp")}
+    return shape | {"dtype": str(held.learners[""].model.bridge.dtype)}
+
+
+def _take_up_rng(folder: Path, identity: dict[str, Any], parallel: Parallel) -> None:
+    if (folder / f"rng-{parallel.rank:04d}.msgpack").is_file():
+        found, states = read_rng(folder, parallel.rank)
+        if found == identity:
+            restore_rng(states)
+            return
+    logger.info("%s was saved in another shape: rank %d's generators begin at the seed", folder, parallel.rank)
