@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, Literal
 
 import aiohttp
 import msgspec
 
 from physarum.bus.version import Version
-from physarum.weightsync.area import SharedArea
+from physarum.weightsync.alone import alone
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     EngineQuarantineError,
@@ -218,7 +217,7 @@ class Receiver:
         file = await in_thread(self._here, manifest.label)
         if file is not None:
             return file, 0
-        async with _alone(area, manifest.label):
+        async with alone(area, manifest.label):
             file = await in_thread(self._here, manifest.label)
             if file is not None:  # a receiver beside this one has fetched it meanwhile
                 return file, 0
@@ -313,23 +312,3 @@ class Receiver:
             raise UpdateRefusedError(
                 f"the engine could not be paused for {label}, and goes on as before: {error}"
             ) from error
-
-
-@asynccontextmanager
-async def _alone(area: SharedArea, label: str) -> AsyncIterator[None]:
-    """One receiver of a host fetches a version. Who holds it has a deadline for each chunk, and loses it with its process."""
-    waiting = asyncio.ensure_future(asyncio.to_thread(area.alone, label))
-    try:
-        descriptor = await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        waiting.add_done_callback(_give_back)  # a thread cannot be cancelled: it gets the lock, and nobody needs it
-        raise
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _give_back(waiting: asyncio.Future[int]) -> None:
-    if not waiting.cancelled() and waiting.exception() is None:
-        os.close(waiting.result())

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -21,6 +21,7 @@ from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.errors import EngineError
+from physarum.actors.engine.listening import listen
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
 from physarum.actors.engine.trials import Trials
@@ -33,7 +34,6 @@ from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.configs.engine import EngineConfig
 from physarum.configs.secrets import read_secret
-from physarum.weightsync.broadcast import MEMBER_FACT, ROUND, Round
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
@@ -53,7 +53,6 @@ from physarum.weightsync.receiver import Receiver, SwapRecord
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
 from physarum.weightsync.transports.nccl import NcclTransport
-from physarum.weightsync.turns import Turn, Turns
 
 if TYPE_CHECKING:
     from physarum.actors.engine.actor import EngineActor
@@ -177,7 +176,7 @@ class Following:
         except DeviceError as error:
             raise ActorError(f"engines.{self._group}.transport {settings.transport}: {error}") from error
         if isinstance(transport, NcclTransport):
-            self._listening = asyncio.create_task(self._listen(transport), name="listen for broadcasts")
+            self._listening = asyncio.create_task(listen(self._actor, transport), name="listen for broadcasts")
         quantisation = await asyncio.to_thread(served_quantisation, context.folder, context.config)
         return Receiver(
             self._control,
@@ -190,41 +189,8 @@ class Following:
             transport=transport,
             holdings=self._relay.holdings,
             differences=context.config.checkpoint.differences,
-            turn=self._turn,
+            turn=self._trials.turn,
             on_state=self._standing.set,
-        )
-
-    async def _listen(self, transport: NcclTransport) -> None:
-        """Takes part in each broadcast that names this engine, for ever."""
-        rounds: Register[Round] = Register(self._actor.bus, self._actor.publisher, "weights", Round)
-        model, last = self._actor.config.model.name, 0
-        async with rounds.watch(ROUND, model) as changed:
-            self._actor.facts = {**self._actor.facts, MEMBER_FACT: transport.name}
-            while True:
-                changed.clear()
-                try:
-                    entry = await rounds.get(ROUND, model)
-                except BusError as error:
-                    _log.warning("a broadcast may be missed, its version is fetched: %s", error)
-                else:
-                    if entry.value is not None and entry.revision != last:
-                        last = entry.revision
-                        transport.join(entry.value)
-                await changed.wait()
-
-    @asynccontextmanager
-    async def _turn(self, label: str) -> AsyncIterator[None]:
-        await self._trials.admitted(label)
-        async with self._turns().take():
-            yield
-
-    def _turns(self) -> Turns:
-        return Turns(
-            Register(self._actor.bus, self._actor.publisher, "weights", Turn),
-            (states.TURN, self._actor.config.model.name, self._group),
-            self._actor.context.identity.instance,
-            self._settings.updated_at_once,
-            3 * self._settings.update_timeout_s,  # pause, load, continue
         )
 
     async def _bring_to(self, head: states.Head, receiver: Receiver, services: Roster) -> bool:

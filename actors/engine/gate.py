@@ -76,7 +76,7 @@ async def refusal(config: CanaryConfig, probe: Probe) -> str | None:
         return f"the gate was not done within {config.timeout_s:g} s"
     except EngineError as error:
         return f"the engine did not answer the gate: {error}"
-    except Exception as error:  # noqa: BLE001  the user's code: whatever it raises is a refusal
+    except Exception as error:  # noqa: BLE001 - the user's code: whatever it raises is a refusal
         _log.exception("the gate of %s failed", probe.label)
         return f"the gate raised {type(error).__name__}: {error}"
     return None

@@ -1,12 +1,14 @@
-"""One engine's part in the trials of its group: which version it is to have, when it may load it, and its vote as a canary.
+"""One engine among its group: which version it is to have, when it may load it, and its vote as a canary.
 
-Where the group has no canaries every head is wanted, and nothing waits.
+Where the group has no canaries every head is wanted, and only the turns of those that stand still are waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from transformers import AutoConfig
@@ -18,6 +20,7 @@ from physarum.bus.register import Register
 from physarum.configs.engine import EngineConfig
 from physarum.weightsync.canary import Canary, Trial
 from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.turns import Turn, Turns
 
 if TYPE_CHECKING:
     from physarum.actors.engine.actor import EngineActor
@@ -32,6 +35,13 @@ class Trials:
         self.judging = False
         self._actor, self._settings, self._control = actor, settings, control
         context, config = actor.context, settings.canary
+        self._turns = Turns(
+            Register(context.bus, context.publisher, "weights", Turn),
+            (states.TURN, context.config.model.name, group),
+            context.identity.instance,
+            settings.updated_at_once,
+            3 * settings.update_timeout_s,  # pause, load, continue
+        )
         self._canary: Canary | None = None
         if config is not None:
             limit_s = 4 * settings.update_timeout_s + config.timeout_s  # a turn, and the gate
@@ -47,8 +57,14 @@ class Trials:
             return head
         return trial.passed
 
-    async def admitted(self, label: str) -> None:
-        """Returns once the engine may load `label`. Raises VersionRefusedError, StaleVersionError, BusError."""
+    @asynccontextmanager
+    async def turn(self, label: str) -> AsyncIterator[None]:
+        """Begins once the engine may load `label`. Raises VersionRefusedError, StaleVersionError, BusError."""
+        await self._admitted(label)
+        async with self._turns.take():
+            yield
+
+    async def _admitted(self, label: str) -> None:
         if self._canary is None:
             return
         trial = await self._canary.current()
