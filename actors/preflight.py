@@ -10,9 +10,10 @@ from pathlib import Path
 
 from physarum.configs.checks import check as check_config
 from physarum.configs.errors import Problem, Severity
-from physarum.configs.origin import KeyPath
+from physarum.configs.origin import KeyPath, display_path
 from physarum.configs.root import RootConfig
-from physarum.weightsync.errors import QuantisationError
+from physarum.weightsync.errors import ManifestError, QuantisationError
+from physarum.weightsync.layout import forms_in
 from physarum.weightsync.quantisation.plan import Quantisation
 
 
@@ -29,10 +30,30 @@ def _quantisation(config: RootConfig) -> Iterator[Problem]:
     for key, folder in folders.items():
         if folder is None or not (folder / "config.json").is_file():
             continue
+        where = config.origins.where(key)
         try:
-            Quantisation.in_folder(folder)
+            plan = Quantisation.in_folder(folder)
+            names = [] if plan is None else _loaded_once(plan, folder)
         except QuantisationError as error:
             remedy = "quantise the model in a supported way (actorctl checkpoints export-hf --quant)"
-            yield Problem(
-                Severity.ERROR, config.origins.where(key), str(error), "a form that versions can take", remedy
+            yield Problem(Severity.ERROR, where, str(error), "a form that versions can take", remedy)
+            continue
+        if names and config.engines:
+            found = (
+                f"{len(names)} weights in {display_path(folder)} that SGLang 0.5.23 repacks for good, {names[0]} first"
             )
+            expected = "weights that an engine can load again: it would refuse the first version, and be started anew"
+            remedy = (
+                "use FP8 in blocks of 128 x 128, or INT4 for experts only, unless your engine can (docs/weights.md)"
+            )
+            yield Problem(Severity.WARNING, where, found, expected, remedy)
+
+
+def _loaded_once(plan: Quantisation, folder: Path) -> list[str]:
+    """Weights of the folder, by its headers alone; none where it cannot be read, which another check says."""
+    try:
+        stored = forms_in(folder)
+    except (OSError, ManifestError):
+        return []
+    names = (f"{name.rpartition('.')[0]}.weight" for name in stored if name.endswith(".weight_scale"))
+    return [name for name in names if plan.loaded_once(name)]

@@ -9,6 +9,8 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from physarum.actors import preflight
 from physarum.configs.checks import check, host
@@ -16,6 +18,7 @@ from physarum.configs.data_files import expand_data, inspect_file
 from physarum.configs.errors import ConfigError, Problem, Severity, errors_in
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line
+from physarum.weightsync.quantisation.presets import preset
 
 HOOKS = """\
 class Rows:
@@ -240,3 +243,17 @@ def test_engines_that_follow_versions_have_one_form(recipe: Path) -> None:
     for words, reason in refused.items():
         with pytest.raises(ConfigError, match=re.escape(reason)):
             problems(recipe, *words)
+
+
+def test_weights_that_sglang_loads_only_once_are_warned_of(recipe: Path) -> None:
+    layer = "model.layers.0.mlp"
+    names = [f"{layer}.up_proj", f"{layer}.experts.0.up_proj"]
+    for method, warned in {"int4": 1, "fp8": 0}.items():
+        folder = quantised_folder(recipe, method, preset(method).options)
+        stored = preset(method).tensors((f"{name}.weight", torch.ones(8, 32)) for name in names)
+        save_file(dict(stored), folder / "model.safetensors")
+        word = f"engines.policy.quantised_model={folder}"
+        found = [one for one in preflight.check(resolve(recipe, parse_command_line([word]))) if "repacks" in one.found]
+        assert [(one.severity, f"1 weights in {folder}" in one.found) for one in found] == [
+            (Severity.WARNING, True)
+        ] * warned
