@@ -61,9 +61,9 @@ def execute(worker: Worker, command: Command) -> None:
             worker.logprobs(decode_sequences(sequences))
         case Export(index):
             worker.export_parameter(index)
-        case Save(folder):
-            worker.save(Path(folder))
-        case Load(folder):
-            worker.load(Path(folder))
+        case Save(folder, weights_only):
+            (worker.save_weights if weights_only else worker.save)(Path(folder))
+        case Load(folder, weights_only):
+            (worker.load_weights if weights_only else worker.load)(Path(folder))
         case Close():
             pass
