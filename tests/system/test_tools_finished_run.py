@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load
 from tools_run import Runs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -90,6 +92,16 @@ def test_checkpoints_are_listed_verified_and_a_damaged_one_is_named(runs: Runs) 
     save = runs.actorctl("checkpoints", "save", "small")
     assert save.returncode == 2
     assert "no trainer at work" in save.stderr
+
+
+def test_a_checkpoint_becomes_a_model_and_only_a_whole_one_does(runs: Runs) -> None:
+    out = runs.folder / "exported"
+    made = runs.json("checkpoints", "export-hf", "small", "policy@1.2", str(out))
+    assert made["source"].endswith("runs/small/checkpoints/1.2")
+    for file in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (out / file).read_bytes() == (runs.folder / "runs/small/exports/policy@1.2" / file).read_bytes()
+    assert runs.actorctl("checkpoints", "export-hf", "small", "1.9", str(out)).returncode == 5
+    assert "is there already" in runs.actorctl("checkpoints", "export-hf", "small", "1.3", str(out)).stderr
 
 
 def test_versions_are_exported_at_their_cadence(runs: Runs) -> None:
@@ -190,3 +202,24 @@ def _bodies(path: Path) -> list[object]:
     """Executions without what names the run that they are in."""
     rows = [json.loads(line)["execution"] for line in path.read_text().splitlines()[1:]]
     return [{**row, "task": {**row["task"], "run": ""}} for row in rows]
+
+
+@pytest.mark.slow
+def test_a_fork_goes_on_in_another_shape_from_a_checkpoint_in_torch_dist(runs: Runs) -> None:
+    """Two ranks and a sharded optimizer end where the one rank of `small` ended; a damaged file is named before."""
+    runs.json("fork", "small", "--at-step", "1", "--run", "alone", "trainer.checkpoint_format=torch_dist")
+    assert runs.up("up", "runs/alone/config.yaml", "--json").returncode == 0
+    assert weights(runs, "alone") == weights(runs, "small")
+    listed = runs.json("checkpoints", "ls", "alone")["checkpoints"]
+    assert [one["form"] for one in listed] == ["ranks", "torch_dist", "torch_dist"]
+    file = next((runs.folder / "runs/alone/checkpoints").glob("*.2/.metadata"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    assert f"checkpoint file {file} has digest" in runs.actorctl("checkpoints", "verify", "alone").stderr
+    file.write_bytes(whole)
+    settings = ("trainer.ranks=2", "trainer.megatron.use_distributed_optimizer=true")
+    runs.json("fork", "alone", "--at-step", "2", "--run", "two", *settings)
+    done = runs.up("up", "runs/two/config.yaml", "--json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    expected, found = (load(weights(runs, name)) for name in ("small", "two"))
+    assert all(torch.allclose(found[name], expected[name], rtol=0, atol=1e-5) for name in expected)
