@@ -1,8 +1,10 @@
-"""`actorctl checkpoints ls|save|verify|export-hf`: a run's durable training states."""
+"""`actorctl checkpoints ls|save|verify|export-hf|import-hf|import-megatron`: durable training states, and as folders."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, Optional
 
 import msgspec
@@ -15,6 +17,9 @@ from physarum.actors.context import RunFolder
 from physarum.actors.tools import hf_export, saved
 from physarum.actors.tools.access import opened
 from physarum.actors.tools.saved import Saved
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False)]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not be there.")]
 
 app = group("Durable training states: weights, optimizer, generators and the place in the sample log.")
 
@@ -55,7 +60,7 @@ def export_hf(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the model is written; it must not exist.")],
     checkpoint: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--checkpoint", help="One of `ls`, for example 1.20, or `start`; by default the newest."),
+        typer.Option("--checkpoint", help="For example 1.20 or policy@1.20, or `start`; by default the newest."),
     ] = None,
     quant: Annotated[
         Optional[Literal["fp8", "int4"]],  # noqa: UP045
@@ -76,6 +81,39 @@ async def _exported(
 ) -> hf_export.Exported:
     async with opened(run_folder, "checkpoints") as run:
         return await hf_export.export_hf(run, folder, checkpoint, quant)
+
+
+@app.command("import-hf", epilog=exits.HELP)
+def import_hf(folder: Folder, out: Out, as_json: Json = False, verbose: Verbose = False) -> None:
+    """Write a Hugging Face folder as OUT/release in Megatron's torch_dist format, as Megatron-LM and slime load it."""
+    with exits.reported(verbose):
+        _say(_folders().import_hf(folder, out), as_json)
+
+
+@app.command("import-megatron", epilog=exits.HELP)
+def import_megatron(
+    folder: Folder,
+    model: Annotated[Path, typer.Option("--model", help="A Hugging Face folder of the same model.", exists=True)],
+    out: Annotated[Path, typer.Option("--out", help="The Hugging Face folder to make.")],
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the weights of a torch_dist folder (Megatron-LM's and slime's iter_*) as a Hugging Face folder.
+
+    DIR is one such folder, or has them below it: then the one that latest_checkpointed_iteration.txt names.
+    """
+    with exits.reported(verbose):
+        _say(_folders().import_megatron(folder, model, out), as_json)
+
+
+def _folders() -> ModuleType:
+    """Loaded when it is needed: it brings torch and Megatron."""
+    return importlib.import_module("physarum.actors.tools.megatron_folders")
+
+
+def _say(made: Any, as_json: bool) -> None:
+    left = [f"not taken: {one.part} ({one.tensors} tensors, first {one.first}): {one.reason}" for one in made.left]
+    say(msgspec.to_builtins(made), "\n".join([f"{made.source} is now {made.out}", *left]), as_json)
 
 
 async def _listed(folder: RunFolder) -> list[Saved]:
@@ -99,7 +137,7 @@ def _print(found: list[Saved], as_json: bool) -> None:
         return
     for one in found:
         fault = "" if one.fault is None else f"  {one.fault or 'whole'}"
-        where = f"{one.size_bytes} bytes" if one.on_disk else "let go"
+        where = f"{one.size_bytes} bytes ({one.form})" if one.on_disk else "let go"
         typer.echo(f"{one.name}  step {one.number}  {where}  samples from {one.floor}{fault}")
     if not found:
         typer.echo("no checkpoints yet")

@@ -29,3 +29,7 @@ class BadLinesError(ToolError):
 
 class CheckpointBadError(ToolError):
     """A checkpoint on disk is incomplete or altered."""
+
+
+class ConversionError(ToolError):
+    """Weights cannot be brought from one form into another: of another model, unreadable, or in the way of a folder."""

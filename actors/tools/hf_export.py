@@ -1,7 +1,7 @@
 """From a checkpoint to a Hugging Face folder, as it was trained or quantised.
 
-Invariant: the folder appears whole or not at all; the run is only read. The checkpoint is loaded as the trainer loads it, by
-a world of the run's own shape, so it needs the memory and the devices that training has.
+Invariant: the folder appears whole or not at all; the run is only read. Files of ranks are loaded by a world of the run's own
+shape, which needs the memory and the devices that training has; torch_dist by one rank.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Final
 
 import msgspec
 
-from physarum.actors.context import RunFolder
+from physarum.actors.tools import saved
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError, RunUnfitError
-from physarum.actors.tools.saved import durables
 from physarum.configs.root import RootConfig
 from physarum.weightsync.errors import WeightSyncError
 from physarum.weightsync.layout import forms_in
@@ -46,47 +45,44 @@ async def export_hf(run: OpenRun, folder: Path, checkpoint: str | None, quant: s
     if await asyncio.to_thread(folder.exists):
         raise RunUnfitError(f"{folder} exists; expected a new folder: choose another name, or remove it")
     quantisation = None if quant is None else preset(quant)
-    name, digest = (START, "") if checkpoint == START else await _chosen(run, checkpoint)
+    state = None if checkpoint == START else await saved.chosen(run, checkpoint or await _newest(run))
     aside = folder.with_name(f".{folder.name}-writing")
     try:
-        await asyncio.to_thread(_write, run.folder, run.config, name, digest, aside, quantisation)
+        await asyncio.to_thread(_write, run, state, aside, quantisation)
         await asyncio.to_thread(os.replace, aside, folder)
     finally:
         await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
     forms = await asyncio.to_thread(forms_in, folder)
     return Exported(
         folder=str(folder),
-        checkpoint=name,
+        checkpoint=START if state is None else state.name,
         quantised="" if quantisation is None else quantisation.options["quant_method"],
         tensors=len(forms),
         size_bytes=sum(form.size_bytes for form in forms.values()),
     )
 
 
-async def _chosen(run: OpenRun, checkpoint: str | None) -> tuple[str, str]:
-    """Name and digest of a checkpoint on disk. Raises NotInRunError naming those that are there."""
-    there = {one.folder: one.digest for one in await durables(run) if (run.folder.checkpoints / one.folder).is_dir()}
-    name = checkpoint or next(reversed(there), None)
-    if name is None or name not in there:
-        found = "no checkpoint" if checkpoint is None else f"no checkpoint {checkpoint}"
-        raise NotInRunError(f"run {run.name} has {found}; on disk are: {', '.join([START, *there])}")
-    return name, there[name]
+async def _newest(run: OpenRun) -> str:
+    """The name of the newest checkpoint on disk. Raises NotInRunError."""
+    there = [one.folder for one in await saved.durables(run) if (run.folder.checkpoints / one.folder).is_dir()]
+    if not there:
+        raise NotInRunError(f"run {run.name} has no checkpoint on disk; --checkpoint {START} takes its start model")
+    return there[-1]
 
 
-def _write(
-    folder: RunFolder, config: RootConfig, name: str, digest: str, aside: Path, quantisation: Quantisation | None
-) -> None:
+def _write(run: OpenRun, state: Path | None, aside: Path, quantisation: Quantisation | None) -> None:
     """In one thread: a world belongs to the one that started it."""
     from physarum.actors.trainer.errors import TrainerError
 
     shutil.rmtree(aside, ignore_errors=True)
+    start = run.folder.start_model.resolve()
     try:
-        if name == START:
-            _write_start(folder.start_model.resolve(), aside, quantisation)
+        if state is None:
+            _write_start(start, aside, quantisation)
         else:
-            _write_trained(folder, config, name, digest, aside, quantisation)
+            write_trained(run.config, start, state, aside, quantisation)
     except (TrainerError, WeightSyncError) as error:
-        raise RunUnfitError(f"{name} of {folder.path.name} was not exported: {error}") from error
+        raise RunUnfitError(f"{state or START} of run {run.name} was not exported: {error}") from error
 
 
 def _write_start(start: Path, aside: Path, quantisation: Quantisation | None) -> None:
@@ -97,17 +93,26 @@ def _write_start(start: Path, aside: Path, quantisation: Quantisation | None) ->
     write_hf_folder(start, aside, folder_tensors(start), quantisation)
 
 
-def _write_trained(
-    folder: RunFolder, config: RootConfig, name: str, digest: str, aside: Path, quantisation: Quantisation | None
+def write_trained(
+    config: RootConfig, start: Path, state: Path, out: Path, quantisation: Quantisation | None = None
 ) -> None:
-    from physarum.actors.trainer.checkpoints import Checkpoints
+    """The policy of a training state. Files of ranks need a world of the run's own shape, torch_dist one rank. Blocking.
+
+    Raises TrainerError, QuantisationError.
+    """
+    from physarum.actors.trainer.megatron.torch_dist import is_torch_dist
     from physarum.actors.trainer.settings import world_config
     from physarum.actors.trainer.world import World
+    from physarum.actors.trainer.world_config import WorldConfig
 
-    state, _ = Checkpoints(folder.checkpoints).load(name, digest)
-    world = World.start(world_config(config, folder.start_model.resolve()))
+    settings, any_shape = world_config(config, start), is_torch_dist(state)
+    alone = WorldConfig(hf_folder=settings.hf_folder, dtype=settings.dtype)
+    world = World.start(alone if any_shape else settings)
     try:
-        world.load(state)
-        world.save_hf(aside, quantisation)
+        if any_shape:
+            world.load_weights(state)
+        else:
+            world.load(state)
+        world.save_hf(out, quantisation)
     finally:
         world.close()

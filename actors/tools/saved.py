@@ -17,12 +17,15 @@ from physarum.bus import control, ledger
 from physarum.bus.errors import BusRefusedError
 from physarum.bus.ledger import DurableRecord
 
+_TORCH_DIST: Final = "metadata.json"
+"""Only a folder in that form has it; reading it would load torch."""
 _MARGIN_S: Final = 60.0
 """Beyond one step: writing the state."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint. `on_disk` False: it was let go (checkpoint.keep_last). `fault`: what `verify` found, "" for nothing."""
+    """One checkpoint. `on_disk` False: it was let go (checkpoint.keep_last). `form`: as `trainer.checkpoint_format` has it, ""
+    when it is gone. `fault`: what `verify` found, "" for nothing."""
 
     name: str
     epoch: int
@@ -32,6 +35,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     last_plan: int
     on_disk: bool
     size_bytes: int
+    form: str
     fault: str | None = None
 
 
@@ -58,6 +62,18 @@ async def verified(run: OpenRun, name: str | None) -> list[Saved]:
         there = ", ".join(one.name for one in found) or "none"
         raise NotInRunError(f"run {run.name} has no checkpoint {name}; on disk are: {there}")
     return [await asyncio.to_thread(_verified, run.folder, one) for one in chosen]
+
+
+async def chosen(run: OpenRun, name: str) -> Path:
+    """The folder of a checkpoint, by its name (1.20) or its version's label (policy@1.20), every byte compared.
+
+    Raises NotInRunError, CheckpointBadError.
+    """
+    (found,) = await verified(run, name.rpartition("@")[2])
+    refuse_faulty([found])
+    if not found.on_disk:
+        raise NotInRunError(f"checkpoint {found.name} of run {run.name} was let go; keep more (checkpoint.keep_last)")
+    return run.folder.checkpoints / found.name
 
 
 def refuse_faulty(found: list[Saved]) -> None:
@@ -96,6 +112,7 @@ def _saved(folder: Path, record: DurableRecord) -> Saved:
         last_plan=record.last_plan,
         on_disk=there,
         size_bytes=sum(file.stat().st_size for file in folder.iterdir()) if there else 0,
+        form=("torch_dist" if (folder / _TORCH_DIST).is_file() else "ranks") if there else "",
     )
 
 

@@ -46,15 +46,17 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
 
 
 class Save(msgspec.Struct, frozen=True, tag=True):
-    """Training state to a folder."""
+    """Training state to a folder, or the policy's weights alone."""
 
     folder: str
+    weights_only: bool = False
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Training state from a folder."""
+    """Training state from a folder, or the policy's weights alone."""
 
     folder: str
+    weights_only: bool = False
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):

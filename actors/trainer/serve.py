@@ -63,9 +63,9 @@ def execute(worker: Worker, command: Command) -> None:
             worker.export_parameter(index)
         case Snapshot(path, old_bytes, quantised):
             worker.snapshot.write(Path(path), old_bytes, quantised)
-        case Save(folder):
-            worker.save(Path(folder))
-        case Load(folder):
-            worker.load(Path(folder))
+        case Save(folder, weights_only):
+            (worker.save_weights if weights_only else worker.save)(Path(folder))
+        case Load(folder, weights_only):
+            (worker.load_weights if weights_only else worker.load)(Path(folder))
         case Close():
             pass

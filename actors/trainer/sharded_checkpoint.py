@@ -19,6 +19,7 @@ from physarum.actors.trainer.errors import StateMismatch
 from physarum.actors.trainer.holdings import Holdings
 from physarum.actors.trainer.megatron import sharded_state, torch_dist
 from physarum.actors.trainer.megatron.distributed import Parallel
+from physarum.actors.trainer.megatron.model import Model
 from physarum.actors.trainer.rng_state import read_rng, restore_rng, save_rng
 from physarum.actors.trainer.state import read_state, write_state
 
@@ -57,6 +58,23 @@ def load(folder: Path, held: Holdings, parallel: Parallel) -> None:
     for name, follower in held.followers.items():
         sharded_state.restore_weights(sharded_state.weights(follower.module), read[name]["weights"])
     _take_up_rng(folder, identity, parallel)
+
+
+def save_weights(folder: Path, model: Model) -> None:
+    """Only a model's weights, as any user of Megatron-core reads them; collective. Raises StateNotWritten."""
+    torch_dist.write(folder, sharded_state.weights(model.module), {"checkpoint_version": 3.0})
+
+
+def load_weights(folder: Path, model: Model) -> set[str]:
+    """Only a model's weights, whoever wrote the folder; the names of the tensors that were read.
+
+    Raises StateMismatch before anything is changed.
+    """
+    keys = torch_dist.Reader(folder).shapes().keys()
+    named = sharded_state.renamed(sharded_state.weights(model.module, sharded_state.layout_of(keys)), keys)
+    taken = torch_dist.names(named)
+    sharded_state.restore_weights(sharded_state.weights(model.module), torch_dist.read(folder, named))
+    return taken
 
 
 def _tree(held: Holdings, loading: bool) -> dict[str, Any]:

@@ -178,6 +178,14 @@ class Worker:
         form = sharded_checkpoint if is_torch_dist(folder) else rank_state
         form.load(folder, self._holdings(), self.parallel)
 
+    def save_weights(self, folder: Path) -> None:
+        """Write this rank's part of the policy's weights in torch_dist; collective."""
+        sharded_checkpoint.save_weights(folder, self.model)
+
+    def load_weights(self, folder: Path) -> set[str]:
+        """This rank's part of the policy's weights; which tensors they are parts of. Raises StateMismatch."""
+        return sharded_checkpoint.load_weights(folder, self.model)
+
     def _holdings(self) -> Holdings:
         learners = {POLICY: Learner(self.model, self.optimizer)}
         if self._critic is not None:

@@ -188,6 +188,19 @@ class World:
         self._call(lambda: Load(str(folder)), lambda: self._worker.load(folder))
         self._weights_changed += 1
 
+    def save_weights(self, folder: Path) -> None:
+        """The policy's weights alone into `folder`, in Megatron's torch_dist format. Raises StateNotWritten."""
+        self._call(lambda: Save(str(folder), True), lambda: self._worker.save_weights(folder), StateNotWritten)
+
+    def load_weights(self, folder: Path) -> set[str]:
+        """The policy's weights alone from a torch_dist folder, whoever wrote it; the names of the tensors that rank 0 read.
+
+        To be exported, not trained: the optimizer's masters stay as they were. Raises StateMismatch.
+        """
+        taken = self._call(lambda: Load(str(folder), True), lambda: self._worker.load_weights(folder))
+        self._weights_changed += 1
+        return taken
+
     def save_hf(self, folder: Path, quantisation: Quantisation | None = None) -> None:
         """The model as a Hugging Face folder: safetensors, config, the start model's tokenizer. Raises QuantisationError."""
         write_hf_folder(Path(self.config.hf_folder), folder, self.export(), quantisation)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load
 from tools_run import Runs
 
 from physarum.weightsync.quantisation.plan import Quantisation
@@ -117,7 +119,7 @@ def test_a_start_model_is_exported_in_the_form_that_engines_hold(runs: Runs) -> 
     refused = runs.actorctl("checkpoints", "export-hf", "small", "fp8")
     assert refused.returncode == 2 and "fp8 exists; expected a new folder" in refused.stderr
     missing = runs.actorctl("checkpoints", "export-hf", "small", "other", "--checkpoint", "7.7")
-    assert missing.returncode == 5 and "on disk are: start, 1.1, 1.2, 1.3" in missing.stderr
+    assert missing.returncode == 5 and "on disk are: 1.1, 1.2, 1.3" in missing.stderr
     assert not (runs.folder / "other").exists()
 
 
@@ -219,3 +221,24 @@ def _bodies(path: Path) -> list[object]:
     """Executions without what names the run that they are in."""
     rows = [json.loads(line)["execution"] for line in path.read_text().splitlines()[1:]]
     return [{**row, "task": {**row["task"], "run": ""}} for row in rows]
+
+
+@pytest.mark.slow
+def test_a_fork_goes_on_in_another_shape_from_a_checkpoint_in_torch_dist(runs: Runs) -> None:
+    """Two ranks and a sharded optimizer end where the one rank of `small` ended; a damaged file is named before."""
+    runs.json("fork", "small", "--at-step", "1", "--run", "alone", "trainer.checkpoint_format=torch_dist")
+    assert runs.up("up", "runs/alone/config.yaml", "--json").returncode == 0
+    assert weights(runs, "alone") == weights(runs, "small")
+    listed = runs.json("checkpoints", "ls", "alone")["checkpoints"]
+    assert [one["form"] for one in listed] == ["ranks", "torch_dist", "torch_dist"]
+    file = next((runs.folder / "runs/alone/checkpoints").glob("*.2/.metadata"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    assert f"checkpoint file {file} has digest" in runs.actorctl("checkpoints", "verify", "alone").stderr
+    file.write_bytes(whole)
+    settings = ("trainer.ranks=2", "trainer.megatron.use_distributed_optimizer=true")
+    runs.json("fork", "alone", "--at-step", "2", "--run", "two", *settings)
+    done = runs.up("up", "runs/two/config.yaml", "--json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    expected, found = (load(weights(runs, name)) for name in ("small", "two"))
+    assert all(torch.allclose(found[name], expected[name], rtol=0, atol=1e-5) for name in expected)

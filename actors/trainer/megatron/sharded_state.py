@@ -6,7 +6,8 @@ wrote another reads, whatever the shapes of the two. Names are Megatron-core's: 
 masters and are stored once.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -26,22 +27,49 @@ Leaf: TypeAlias = ShardedTensor | ShardedTensorFactory
 Named: TypeAlias = dict[str, Leaf]
 """This rank's part of every tensor, by this rank's name for it."""
 
+LAYOUT = {"non_homogeneous_layers": True, "singleton_local_shards": False}
+"""Megatron's words for how it names tensors: each layer's by itself, experts and halves of a gated layer together."""
+
 _MASTER = "fp32_param"
 _DISTRIBUTED_MASTER = "param"
 """What Megatron's distributed optimizer calls it."""
 _STATE = "optimizer.state"
+_NUMBERED_LAYER = re.compile(r"decoder\.layers\.\d+\.")
+_NORMS = (
+    ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."),
+    ("self_attention.linear_qkv.layer_norm_", "input_layernorm."),
+)
 _VALUE_HEAD = "value_head"
 
 
-def weights(module: torch.nn.Module) -> Named:
-    """The module's parameters and persistent buffers: the live tensors.
+def weights(module: torch.nn.Module, layout: Mapping[str, bool] = LAYOUT) -> Named:
+    """The module's parameters and persistent buffers: the live tensors, named as `layout` says.
 
     A critic's value head stands where a language model has its output layer, which then is no state.
     """
     is_critic = _VALUE_HEAD in module._modules
     describe = MegatronModule.sharded_state_dict if is_critic else type(module).sharded_state_dict
-    tensors, _ = extract_sharded_tensors_and_factories(describe(module, metadata={"non_homogeneous_layers": True}))
+    tensors, _ = extract_sharded_tensors_and_factories(describe(module, metadata=dict(layout)))
     return {name: leaf for name, leaf in tensors.items() if not (is_critic and name.startswith("output_layer."))}
+
+
+def layout_of(keys: Iterable[str]) -> dict[str, bool]:
+    """How the tensors of a folder are named, by which Megatron-core releases differ."""
+    names = list(keys)
+    return {
+        "non_homogeneous_layers": any(_NUMBERED_LAYER.match(name) for name in names),
+        "singleton_local_shards": any(name.endswith("linear_fc1.weight_w") for name in names),
+    }
+
+
+def renamed(named: Named, keys: Collection[str]) -> Named:
+    """With the names that Transformer Engine's layers give to norms that stand alone, where only those are in `keys`."""
+
+    def key(own: str) -> str:
+        others = (own.replace(fused, alone) for fused, alone in _NORMS if fused in own)
+        return own if own in keys else next((one for one in others if one in keys), own)
+
+    return {name: replace(leaf, key=key(leaf.key)) for name, leaf in named.items()}
 
 
 def moments(optimizer: Optimizer, named: Named, loading: bool = False) -> dict[str, Any]:
@@ -73,7 +101,10 @@ def restore_moments(optimizer: Optimizer, named: Named, read: dict[str, Any], st
 
 
 def restore_weights(named: Named, read: dict[str, Tensor]) -> None:
-    """Most were read into their places; those that Megatron cuts otherwise for the file are copied there."""
+    """Most were read into their places; those that Megatron cuts otherwise for the file are copied there.
+
+    `named` is made anew: reading changes the leaves that it is given.
+    """
     with torch.no_grad():
         for name, leaf in named.items():
             leaf.data.copy_(read[name])

@@ -88,6 +88,11 @@ def read(folder: Path, tree: Sharded) -> Any:
     return apply_factory_merges(dict_list_map_outplace(_tensor, tensors), factories)
 
 
+def names(tree: Sharded) -> set[str]:
+    """Of the whole tensors of which `tree` has parts, as the file has them."""
+    return set(_replace_state_dict_keys_with_sharded_keys(load_preprocess(tree)[0])[0])
+
+
 class Reader(FileSystemReader):
     """torch's reader with an unpickler that refuses everything but the records of a checkpoint."""
 

@@ -45,20 +45,24 @@ class Alone(msgspec.Struct):
     second: StepResult
     weights: dict[str, torch.Tensor]
     start_weights: dict[str, torch.Tensor]
+    state: Path
+    """In torch_dist, between the two steps."""
 
 
 @pytest.fixture(scope="module")
-def alone(model_folder: Folder, make_batch: Batch) -> Alone:
+def alone(model_folder: Folder, make_batch: Batch, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     folder = model_folder(head_dim=24, kv_heads=2, vocabulary=VOCABULARY)
     config = WorldConfig(hf_folder=str(folder), lr=1e-3, eps=1e-3, tokens_per_microbatch=80, timeout_s=30.0)
     batch = make_batch(vocabulary=VOCABULARY)
-    world = World.start(config)
+    world = World.start(msgspec.structs.replace(config, checkpoint_format="torch_dist"))
     start_weights = {name: tensor.clone() for name, tensor in world.export()}
     logprobs = world.logprobs(batch)
-    result, second = world.step(batch), world.step(batch)
+    result, state = world.step(batch), tmp_path_factory.mktemp("state")
+    world.save(state)
+    second = world.step(batch)
     weights = {name: tensor.clone() for name, tensor in world.export()}
     world.close()
-    return Alone(config, batch, logprobs, result, second, weights, start_weights)
+    return Alone(config, batch, logprobs, result, second, weights, start_weights, state)
 
 
 KINDS = {
@@ -70,7 +74,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_equal_one(alone: Alone, tmp_path: Path, kind: str) -> None:
-    """One spawn, all checks: log-probabilities, export, two steps, refusal, save and load."""
+    """One spawn, all checks: log-probabilities, export, two steps, refusal, save and load, and the one rank's state."""
     world = World.start(msgspec.structs.replace(alone.config, **KINDS[kind]))
     try:
         _same_start(world, alone)
@@ -91,6 +95,8 @@ def test_two_ranks_equal_one(alone: Alone, tmp_path: Path, kind: str) -> None:
         world.load(tmp_path)
         repeated = world.step(alone.batch)
         assert (repeated.loss, repeated.grad_norm) == (second.loss, second.grad_norm)
+        world.load(alone.state)
+        _close_to(world.step(alone.batch), alone.second)
     finally:
         world.close()
 
