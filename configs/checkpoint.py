@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from physarum.configs.hook_call import HookCall
 from physarum.configs.types import Bytes, Count, Port, Seconds, Section, VariableName
 
 
@@ -22,3 +23,9 @@ class CheckpointConfig(Section):
     keep_exports: Count | None = 3
     """Versions kept in `exports/` (`trainer.export_every`), the newest ones; null keeps all."""
     token_env: VariableName | None = None
+    after_publish: HookCall | None = None
+    """`async (manifest, **args)`, by the trainer, once engines may take a version; its failure is logged. Training goes on,
+    the next publication waits."""
+    before_pull: HookCall | None = None
+    """`async (manifest, **args)`, by each engine's actor, before it looks for a version's bytes. Where it fails the engine
+    keeps what it serves, and it is called again."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from physarum.actors import states
+from physarum.actors.called import HookFailedError, called
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
@@ -61,6 +62,7 @@ _log = logging.getLogger(__name__)
 
 _TRANSIENT: Final = (
     BusError,
+    HookFailedError,
     NoRoomError,
     ChunkAlteredError,
     ChunkMissingError,
@@ -220,6 +222,9 @@ class Following:
         self._standing.set(label, "announced")
         try:
             manifest = await CheckpointClient(urls[0], token, self._session).get_manifest(label)
+            before = self._actor.config.checkpoint.before_pull
+            if before is not None:
+                await called(before, "checkpoint.before_pull", manifest)
             swap = await receiver.apply(manifest, urls, token, self._relay.peers())
         except StaleVersionError:
             return True

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from physarum.actors import states
+from physarum.actors.called import HookFailedError, called
 from physarum.actors.context import Context
 from physarum.bus.errors import LeaseLostError, WrongSequenceError
 from physarum.bus.presence import Roster
@@ -167,6 +168,17 @@ class Publication:
         await self._context.emit(
             "publish", {"version": str(offer.version), "seconds": seconds, "bytes": manifest.total_bytes}
         )
+        await self._tell(manifest)
+
+    async def _tell(self, manifest: Manifest) -> None:
+        """The version is published whatever the user's function makes of it."""
+        call = self._context.config.checkpoint.after_publish
+        if call is None:
+            return
+        try:
+            await called(call, "checkpoint.after_publish", manifest)
+        except HookFailedError as error:
+            _log.error("%s is published, but: %s", manifest.label, error)
 
     async def _upload(
         self, offer: Offer, snapshot: Snapshot, session: aiohttp.ClientSession, services: Roster

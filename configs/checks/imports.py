@@ -10,6 +10,7 @@
 | trainer.algorithm.advantage | (batch, **hook_args) | advantages [T] |
 | trainer.algorithm.loss | (logprobs, columns, **hook_args) | a loss per token [N] |
 | engines.GROUP.canary.gate | async (probe, **args) | nothing: it raises to refuse |
+| checkpoint.after_publish, .before_pull | async (manifest, **args) | nothing |
 | filters.groups, filters.executions | (headers, **args) | whether they pass |
 
 What a source function returns is known only once it is called: the source role applies `hooks.check_rows` then. A
@@ -75,6 +76,12 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
         yield _Use(("evaluation", "hook"), evaluation.hook, ("seed",), evaluation.args, gives_rows=True)
     if factory is not None:
         yield _Use(("model", "factory", "hook"), factory.hook, ("folder",), factory.args)
+    for name, call in (
+        ("after_publish", config.checkpoint.after_publish),
+        ("before_pull", config.checkpoint.before_pull),
+    ):
+        if call is not None:
+            yield _Use(("checkpoint", name, "hook"), call.hook, ("manifest",), call.args, is_async=True)
     for name, group in config.engines.items():
         if group.canary is not None:
             canary, key = group.canary, ("engines", name, "canary", "gate")

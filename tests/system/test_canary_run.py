@@ -20,6 +20,7 @@ from tests.bench.processes import ROOT
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(280)]
 
 STEPS = 30
+HOOKS = ROOT / "tests" / "canary_gate.py"
 REFUSED = list(range(3, STEPS, 4))
 
 
@@ -28,8 +29,11 @@ async def test_refused_versions_reach_no_other_engine(tmp_path: Path) -> None:
     run = ChaosRun(
         RECIPE, tmp_path, "tried",
         [*stub_overrides(journal), f"stop.steps={STEPS}", "age.bound=4", "engines.policy.count=3",
-         f"engines.policy.canary.gate={ROOT / 'tests' / 'canary_gate.py'}:refuse",
-         f"engines.policy.canary.args.numbers={REFUSED}"],
+         f"engines.policy.canary.gate={HOOKS}:refuse",
+         f"engines.policy.canary.args.numbers={REFUSED}",
+         f"checkpoint.after_publish.hook={HOOKS}:note", f"checkpoint.after_publish.args.path={tmp_path / 'published'}",
+         f"checkpoint.before_pull.hook={HOOKS}:note_and_fail_at_first",
+         f"checkpoint.before_pull.args.path={tmp_path / 'pulled'}"],
     )  # fmt: skip
     try:
         await run.up()
@@ -45,6 +49,11 @@ async def test_refused_versions_reach_no_other_engine(tmp_path: Path) -> None:
     refused = [label for label in loaded if Version.parse(label).number in REFUSED]
     assert refused and all(loaded[label] == 1 for label in refused), "its canary alone"
     assert max(loaded.values()) >= 3, "what passed reached the others"
+    published, pulled = ((tmp_path / name).read_text().split() for name in ("published", "pulled"))
+    assert published == sorted(set(published), key=Version.parse) and published[-1] == f"policy@1.{STEPS}"
+    assert set(loaded) <= set(pulled) <= set(published), (
+        "each was asked for before it was loaded, again after a failure"
+    )
 
 
 def live_labels(journal: Path) -> list[str]:
