@@ -54,6 +54,10 @@ def check_router(hf_config: PretrainedConfig) -> None:
             f"norm_topk_prob {hf_config.norm_topk_prob} with num_experts_per_tok {top_k}: Megatron normalises the weights of"
             " several experts and never that of one; expected the same of the model"
         )
+    if getattr(hf_config, "moe_layer_freq", 1) != 1:
+        raise UnsupportedModel(
+            f"moe_layer_freq is {hf_config.moe_layer_freq}; expected 1: transformers has experts in each layer"
+        )
     if not hf_config.n_shared_experts:
         raise UnsupportedModel(f"n_shared_experts is {hf_config.n_shared_experts}; expected 1 or more")
 

@@ -228,6 +228,8 @@ def experts(sequence: TrainSequence) -> Experts:
         ),
         (GLM4_MOE, {"norm_topk_prob": False}, "norm_topk_prob False with num_experts_per_tok 4"),
         (GLM4_MOE, {"rope_parameters": YARN}, "rope scaling 'yarn'"),
+        (GLM4_MOE, {"n_shared_experts": 0}, "n_shared_experts is 0"),
+        (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
         (
             DEEPSEEK,
             {"rope_parameters": YARN | {"rope_type": "linear"}},
