@@ -17,7 +17,7 @@ from megatron.core import dist_checkpointing
 from test_megatron_parallel import ALGORITHM, MODELS, _same, _save_model, batch, started
 
 from physarum.actors.trainer.batch import TrainSequence
-from physarum.actors.trainer.errors import StateMismatch, StateNotWritten
+from physarum.actors.trainer.errors import StateMismatch, StateNotWritten, UnknownMegatronField
 from physarum.actors.trainer.megatron.torch_dist import Reader, is_torch_dist
 from physarum.actors.trainer.world import World, WorldConfig
 
@@ -153,6 +153,14 @@ def test_state_of_another_model_or_dtype_is_refused(
     assert equal(weights(world), before)
     with pytest.raises(StateMismatch, match="torch.float32"):
         start(changed(config, dtype="bfloat16")).load(tmp_path)
+
+
+@pytest.mark.parametrize("field", [{"optimizer": "muon"}, {"use_precision_aware_optimizer": True}])
+def test_an_optimizer_that_it_would_not_hold_whole_is_refused_at_the_start(
+    config: WorldConfig, field: dict[str, Any]
+) -> None:
+    with pytest.raises(UnknownMegatronField, match=r"not written in torch_dist.*checkpoint_format to ranks"):
+        World.start(changed(config, megatron=field))
 
 
 class Harm:
