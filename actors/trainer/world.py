@@ -43,7 +43,7 @@ from physarum.actors.trainer.hf_folder import write_hf_folder
 from physarum.actors.trainer.megatron import distributed
 from physarum.actors.trainer.megatron.architectures import read_config
 from physarum.actors.trainer.megatron.fit import check_fit
-from physarum.actors.trainer.megatron.overrides import sort_overrides
+from physarum.actors.trainer.megatron.overrides import check_shareable, sort_overrides
 from physarum.actors.trainer.megatron.routing import check_replay
 from physarum.actors.trainer.rank_process import RankProcess
 from physarum.actors.trainer.replay import replayed
@@ -93,6 +93,8 @@ class World:
         shape = distributed.Shape.of(config)
         distributed.check_parallelism(shape)
         sort_overrides(config.megatron)
+        if config.checkpoint_format == "torch_dist":
+            check_shareable(config.megatron)
         model = read_config(Path(config.hf_folder))
         check_fit(model, shape, config.megatron)
         check_replay(model, config.replay.routing, config.pp, config.megatron)

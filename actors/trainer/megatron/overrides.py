@@ -66,6 +66,9 @@ REFUSED = {
 }
 """Megatron fields that would be silently wrong here, and why."""
 
+SHAREABLE = ("adam", "sgd")
+"""Optimizers whose state any other shape of a world reads."""
+
 _CONFIGS = (TransformerConfig, OptimizerConfig, DistributedDataParallelConfig)
 
 
@@ -93,6 +96,22 @@ def sort_overrides(section: Mapping[str, Any]) -> Overrides:
             if key in names:
                 keys[key] = _convert(config, key, value)
     return Overrides(*sorted_keys)
+
+
+def check_shareable(section: Mapping[str, Any]) -> None:
+    """Refuse optimizers whose state torch_dist would not hold whole here. Raises UnknownMegatronField."""
+    kind = section.get("optimizer", "adam")
+    if kind not in SHAREABLE:
+        raise UnknownMegatronField(
+            f"megatron.optimizer is {kind!r}, whose state is not written in torch_dist; expected one of {SHAREABLE}: "
+            "set trainer.checkpoint_format to ranks"
+        )
+    for field in ("use_precision_aware_optimizer", "optimizer_cpu_offload"):
+        if section.get(field):
+            raise UnknownMegatronField(
+                f"megatron.{field} is on, whose state is not written in torch_dist; expected it off: leave it out, or set "
+                "trainer.checkpoint_format to ranks"
+            )
 
 
 def _nearest(key: str, known: set[str]) -> str:

@@ -6,9 +6,12 @@ unpickler that knows the records of torch.distributed.checkpoint and nothing els
 process in every rank, the other trusts pickles.
 """
 
+import io
 import json
+import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +30,7 @@ from torch import Tensor
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from physarum.actors.trainer.errors import StateMismatch, StateNotWritten
@@ -56,7 +60,7 @@ def write(folder: Path, tree: Sharded, common: Mapping[str, Any]) -> None:
     by_key, _, _ = _replace_state_dict_keys_with_sharded_keys(tensors, keep_only_main_replica=True)
     planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        checkpoint.save(mcore_to_pyt_state_dict(by_key), storage_writer=FileSystemWriter(folder), planner=planner)
+        checkpoint.save(mcore_to_pyt_state_dict(by_key), storage_writer=Writer(folder), planner=planner)
         if rank == 0:
             save_config(CheckpointingConfig("torch_dist"), str(folder))
     except (CheckpointException, OSError) as error:
@@ -91,6 +95,43 @@ def read(folder: Path, tree: Sharded) -> Any:
 def names(tree: Sharded) -> set[str]:
     """Of the whole tensors of which `tree` has parts, as the file has them."""
     return set(_replace_state_dict_keys_with_sharded_keys(load_preprocess(tree)[0])[0])
+
+
+class Writer(FileSystemWriter):
+    """torch's writer, whose errors say why: its zip files turn a full disk into a RuntimeError about positions."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = _Files()
+
+
+class _File(io.BufferedWriter):
+    """Remembers why a write failed."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+class _Files(FileSystem):
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        if mode != "wb":
+            with super().create_stream(path, mode) as other:
+                yield other
+            return
+        with _File(io.FileIO(path, "wb")) as file:
+            try:
+                yield file
+            except RuntimeError as error:
+                if file.failure is None:
+                    raise
+                raise OSError(file.failure.errno, file.failure.strerror, str(path)) from error
 
 
 class Reader(FileSystemReader):

@@ -17,9 +17,10 @@ from megatron.core import dist_checkpointing
 from test_megatron_parallel import ALGORITHM, MODELS, _same, _save_model, batch, started
 
 from physarum.actors.trainer.batch import TrainSequence
-from physarum.actors.trainer.errors import StateMismatch, StateNotWritten
+from physarum.actors.trainer.errors import StateMismatch, StateNotWritten, UnknownMegatronField
 from physarum.actors.trainer.megatron.torch_dist import Reader, is_torch_dist
 from physarum.actors.trainer.world import World, WorldConfig
+from physarum.bus import room
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -142,6 +143,36 @@ def test_a_state_that_cannot_be_written_leaves_the_world_going(
     assert world.step(make_batch()).sequences == 12
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """2 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("free_kib", [0, 4, 32, 300, 800])
+def test_a_disk_that_is_full_at_some_write_is_called_full(
+    config: WorldConfig, make_batch: Batch, start: Start, small_disk: Path, free_kib: int
+) -> None:
+    """The actor waits for room only where it is told that there is none; 1.4 MiB would be enough."""
+    world = start(config)
+    world.step(make_batch())
+    (small_disk / "state").mkdir()
+    (small_disk / "ballast").write_bytes(bytes((2048 - free_kib) << 10))
+    with pytest.raises(StateNotWritten) as raised:
+        world.save(small_disk / "state")
+    assert room.is_full(raised.value)
+    (small_disk / "ballast").unlink()
+    world.save(small_disk / "state")
+
+
 def test_state_of_another_model_or_dtype_is_refused(
     config: WorldConfig, model_folder: Folder, start: Start, tmp_path: Path
 ) -> None:
@@ -153,6 +184,14 @@ def test_state_of_another_model_or_dtype_is_refused(
     assert equal(weights(world), before)
     with pytest.raises(StateMismatch, match="torch.float32"):
         start(changed(config, dtype="bfloat16")).load(tmp_path)
+
+
+@pytest.mark.parametrize("field", [{"optimizer": "muon"}, {"use_precision_aware_optimizer": True}])
+def test_an_optimizer_that_it_would_not_hold_whole_is_refused_at_the_start(
+    config: WorldConfig, field: dict[str, Any]
+) -> None:
+    with pytest.raises(UnknownMegatronField, match=r"not written in torch_dist.*checkpoint_format to ranks"):
+        World.start(changed(config, megatron=field))
 
 
 class Harm:
