@@ -20,7 +20,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from physarum.actors.trainer.algorithm_settings import AlgorithmSettings, Replay
 from physarum.actors.trainer.batch import Experts, TrainSequence
 from physarum.actors.trainer.errors import UnknownMegatronField, UnsupportedModel
+from physarum.actors.trainer.hf_folder import write_hf_folder
 from physarum.actors.trainer.world import World, WorldConfig
+from physarum.weightsync.quantisation.presets import preset
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -176,6 +178,25 @@ def test_a_draft_layer_is_exported_as_the_start_model_has_it(tmp_path: Path) -> 
     assert exported.keys() == stored(start).keys() > drafts.keys()
     assert all(same(exported[name], one) for name, one in drafts.items())
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_a_start_model_in_fp8_is_trained_as_it_was_and_its_draft_layer_goes_with_it(tmp_path: Path) -> None:
+    start = save_model(tmp_path / "start", **DEEPSEEK)
+    add_draft_layer(start)
+    write_hf_folder(start, tmp_path / "fp8", stored(start).items(), preset("fp8"))
+    world = World.start(WorldConfig(hf_folder=str(tmp_path / "fp8")))
+    try:
+        exported = dict(world.export())
+        path = tmp_path / "version.safetensors"
+        path.touch()
+        world.snapshot(path, 0)
+    finally:
+        world.close()
+    version, exact = load_file(path), stored(start)
+    assert exported.keys() == version.keys() == exact.keys()
+    for name, tensor in exact.items():
+        assert torch.equal(version[name], exported[name])
+        assert torch.allclose(exported[name].float(), tensor.float(), rtol=0.07, atol=2e-3), name
 
 
 def test_in_bfloat16_corrections_stay_float32(tmp_path: Path) -> None:
