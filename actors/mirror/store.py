@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-import fsspec
+import fsspec  # type: ignore[import-untyped]
 import xxhash
 
 from physarum.actors.mirror.errors import MirrorError, MirrorUnfitError
