@@ -161,7 +161,7 @@ async def _save(folder: RunFolder) -> dict[str, Any]:
 
 async def _verified(folder: RunFolder, name: str | None, mirror: bool) -> list[Saved]:
     async with opened(folder, "checkpoints") as run:
-        return await (mirrored if mirror else saved).verified(run, name)
+        return await (mirrored.verified(run, name) if mirror else saved.verified(run, name))
 
 
 def _print(found: list[Saved], as_json: bool) -> None:
