@@ -94,7 +94,7 @@ def test_checkpoints_are_listed_verified_and_a_damaged_one_is_named(runs: Runs) 
     assert damaged.returncode == 1
     assert f"checkpoint file {file} has digest" in damaged.stderr
     assert runs.actorctl("checkpoints", "verify", "small", "1.9").returncode == 5
-    for without in (["verify", "small", "--mirror"], ["restore", "small"]):
+    for without in (["verify", "small", "--mirror"], ["restore", "small"], ["mirror", "small"]):
         refused = runs.actorctl("checkpoints", *without)
         assert refused.returncode == 2 and "run small has no mirror" in refused.stderr
     save = runs.actorctl("checkpoints", "save", "small")
@@ -228,6 +228,9 @@ def _mirror_of_the_forked_run(runs: Runs, mirror: Path) -> None:
     assert [one["fault"] for one in runs.json("checkpoints", "verify", "forked")["checkpoints"]] == ["", "", ""]
     there = runs.json("checkpoints", "verify", "forked", "--mirror")["checkpoints"]
     assert [(one["name"], one["fault"]) for one in there] == [("2.2", ""), ("2.3", "")]
+    assert runs.json("checkpoints", "mirror", "forked")["sent_bytes"] == 0
+    assert runs.json("checkpoints", "mirror", "forked", "1.1")["sent_bytes"] > 0
+    assert all(one["mirrored"] for one in runs.json("checkpoints", "ls", "forked")["checkpoints"])
     file = next(mirror.glob("forked/2.3-*/*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     damaged = runs.actorctl("checkpoints", "verify", "forked", "2.3", "--mirror")
