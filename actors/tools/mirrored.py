@@ -42,7 +42,7 @@ async def verified(run: OpenRun, name: str | None) -> list[Saved]:
 
 
 async def copy(run: OpenRun, name: str | None) -> tuple[Saved, int]:
-    """Copies a checkpoint that is on disk (by default the one that the run would go on from) now; returns it and the bytes sent,
+    """Copies a checkpoint that is on disk (by default the one that the run goes on from) now; returns it and the bytes sent,
     0 where it was there. Raises NotInRunError, RunUnfitError, MirrorError, MirrorUnfitError."""
     url, chosen = _url(run), await _chosen(run, name)
     if not chosen.on_disk:
