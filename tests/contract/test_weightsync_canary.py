@@ -73,3 +73,12 @@ async def test_one_that_comes_back_is_canary_still(bus: Bus, publisher: Publishe
     async with asyncio.timeout(DEADLINE_S):
         assert await canary(bus, publisher, "same").admitted(FIRST)
         assert await canary(bus, publisher, "same").admitted(FIRST)
+
+
+async def test_who_comes_late_loads_what_passed_while_the_next_is_on_trial(bus: Bus, publisher: Publisher) -> None:
+    one, late = canary(bus, publisher, "one"), canary(bus, publisher, "late")
+    async with asyncio.timeout(DEADLINE_S):
+        assert await one.admitted(FIRST)
+        await one.vote(FIRST, None)
+        assert await one.admitted(SECOND)
+        assert not await late.admitted(FIRST)
