@@ -16,9 +16,11 @@ from transformers import AutoConfig
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.gate import Probe, refusal
+from physarum.bus.errors import BusError
 from physarum.bus.register import Register
 from physarum.configs.engine import EngineConfig
 from physarum.weightsync.canary import Canary, Trial
+from physarum.weightsync.errors import UpdateRefusedError
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.turns import Turn, Turns
 
@@ -33,6 +35,7 @@ class Trials:
 
     def __init__(self, actor: EngineActor, settings: EngineConfig, group: str, control: EngineControl) -> None:
         self.judging = False
+        self._state_before = ""
         self._actor, self._settings, self._control = actor, settings, control
         context, config = actor.context, settings.canary
         self._turns = Turns(
@@ -59,20 +62,24 @@ class Trials:
 
     @asynccontextmanager
     async def turn(self, label: str) -> AsyncIterator[None]:
-        """Begins once the engine may load `label`. Raises VersionRefusedError, StaleVersionError, BusError."""
-        await self._admitted(label)
-        async with self._turns.take():
-            yield
-
-    async def _admitted(self, label: str) -> None:
-        if self._canary is None:
-            return
-        trial = await self._canary.current()
-        if trial is not None and trial.passed == label:
-            return  # it goes back
-        if await self._canary.admitted(label):
-            self.judging = True
+        """Begins once the engine may load `label`. A canary that is refused the update, its engine as it was, gives its place
+        to another. Raises VersionRefusedError, StaleVersionError, BusError."""
+        if self._canary is not None and await self._canary.admitted(label):
+            self.judging, self._state_before = True, self._actor.state
             self._actor.become("canary")
+        try:
+            async with self._turns.take():
+                yield
+        except (UpdateRefusedError, BusError):
+            if self._canary is not None and self.judging:
+                await self._canary.leave(label)
+            raise
+
+    def stand_down(self) -> None:
+        """The update was not done: the engine serves what it served, if it answered before."""
+        if self.judging and self._actor.state == "canary":
+            self._actor.become(self._state_before)
+        self.judging = False
 
     async def refused(self, manifest: Manifest) -> str | None:
         """Why this engine, as a canary, refuses what it now serves; None: it passes, or is no canary's. Raises BusError."""

@@ -75,6 +75,27 @@ async def test_one_that_comes_back_is_canary_still(bus: Bus, publisher: Publishe
         assert await canary(bus, publisher, "same").admitted(FIRST)
 
 
+async def test_a_canary_that_cannot_load_keeps_nobody_waiting(bus: Bus, publisher: Publisher) -> None:
+    broken, other = canary(bus, publisher, "broken"), canary(bus, publisher, "other")
+    async with asyncio.timeout(DEADLINE_S):
+        assert await broken.admitted(FIRST)
+        waiting = asyncio.create_task(other.admitted(FIRST))
+        await broken.leave(FIRST)
+        assert await waiting
+        await broken.leave(FIRST)  # it has no place any more: the other's stays
+        trial = await other.current()
+        assert trial is not None and set(trial.takers) == {"other"}
+
+
+async def test_one_that_comes_back_again_and_again_is_not_canary_for_ever(bus: Bus, publisher: Publisher) -> None:
+    same = canary(bus, publisher, "same", limit_s=60.0)
+    async with asyncio.timeout(DEADLINE_S):
+        await same.admitted(FIRST)
+        before = await same.current()
+        await same.admitted(FIRST)
+        assert await same.current() == before, "its time does not begin anew"
+
+
 async def test_who_comes_late_loads_what_passed_while_the_next_is_on_trial(bus: Bus, publisher: Publisher) -> None:
     one, late = canary(bus, publisher, "one"), canary(bus, publisher, "late")
     async with asyncio.timeout(DEADLINE_S):
