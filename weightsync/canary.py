@@ -75,7 +75,7 @@ class Canary:
                 present = {name: until for name, until in trial.takers.items() if until > time.time()}
                 if self._me in present:
                     return True  # it comes back, with what is left of its time
-                if len(present) + len(trial.votes) < self._places:
+                if self._is_free(trial, len(present)):
                     takers = {**present, self._me: time.time() + self._limit_s}
                     with contextlib.suppress(WrongSequenceError):  # somebody else was faster: look again
                         await self._put(msgspec.structs.replace(trial, takers=takers), entry.revision)
@@ -85,6 +85,10 @@ class Canary:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(wait_s, 0.0)):
                         await changed.wait()
+
+    def _is_free(self, trial: Trial, present: int) -> bool:
+        """Whether a place is. An open trial lacks a vote at least, also in a run that goes on with fewer places."""
+        return present < max(self._places - len(trial.votes), 1)
 
     async def vote(self, label: str, refusal: str | None) -> None:
         """This canary's: None lets it pass. Once all places have voted so the version has passed. Raises BusError."""

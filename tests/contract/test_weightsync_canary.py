@@ -103,3 +103,14 @@ async def test_who_comes_late_loads_what_passed_while_the_next_is_on_trial(bus: 
         await one.vote(FIRST, None)
         assert await one.admitted(SECOND)
         assert not await late.admitted(FIRST)
+
+
+async def test_a_run_that_goes_on_with_fewer_canaries_ends_its_trial(bus: Bus, publisher: Publisher) -> None:
+    before = canary(bus, publisher, "one", places=2)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await before.admitted(FIRST)
+        await before.vote(FIRST, None)
+        now = canary(bus, publisher, "one", places=1)
+        assert await now.admitted(FIRST)
+        await now.vote(FIRST, None)
+        assert not await canary(bus, publisher, "two", places=1).admitted(FIRST)
