@@ -95,8 +95,8 @@ class Canary:
         while True:
             entry = await self._register.get(*self._key)
             trial = entry.value
-            if trial is None or trial.label != label or trial.verdict == "refused":
-                return  # a newer one is on trial: this engine was slow, and its place is another's
+            if trial is None or trial.label != label or trial.verdict != "open":
+                return  # this engine was slow and its place another's: a verdict stands, or a newer one is on trial
             votes = {**trial.votes, self._me: refusal or ""}
             takers = {name: until for name, until in trial.takers.items() if name != self._me}
             changed = msgspec.structs.replace(trial, votes=votes, takers=takers)

@@ -114,3 +114,14 @@ async def test_a_run_that_goes_on_with_fewer_canaries_ends_its_trial(bus: Bus, p
         assert await now.admitted(FIRST)
         await now.vote(FIRST, None)
         assert not await canary(bus, publisher, "two", places=1).admitted(FIRST)
+
+
+async def test_a_refusal_after_the_verdict_changes_nothing(bus: Bus, publisher: Publisher) -> None:
+    slow, next_one = canary(bus, publisher, "slow", limit_s=0.1), canary(bus, publisher, "next")
+    async with asyncio.timeout(DEADLINE_S):
+        assert await slow.admitted(FIRST)
+        assert await next_one.admitted(FIRST)
+        await next_one.vote(FIRST, None)
+        await slow.vote(FIRST, "too slow")
+        trial = await slow.current()
+        assert trial is not None and (trial.verdict, trial.passed) == ("passed", FIRST)
