@@ -92,6 +92,7 @@ class Trials:
             manifest=manifest,
             previous=trial.passed if trial is not None else None,
             vocabulary=await asyncio.to_thread(self._vocabulary),
+            timeout_s=config.timeout_s,
             control=self._control,
         )
         reason = await refusal(config, probe)
