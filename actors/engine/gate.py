@@ -34,7 +34,7 @@ class Refused(Exception):
 
 class Probe(msgspec.Struct, frozen=True):
     """What a gate is given. The engine at `url` serves the version of `manifest`, ends the requests that it has and gets no new
-    ones of rollouts meanwhile; `previous`: the label of the newest version that passed before; `timeout_s`: for each question."""
+    ones of rollouts meanwhile; `previous`: the label of the newest version that passed before; `timeout_s`: of a question."""
 
     url: str
     manifest: Manifest

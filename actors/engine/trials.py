@@ -15,6 +15,7 @@ from transformers import AutoConfig
 
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.errors import EngineError
 from physarum.actors.engine.gate import Probe, refusal
 from physarum.bus.errors import BusError
 from physarum.bus.register import Register
@@ -82,7 +83,8 @@ class Trials:
         self.judging = False
 
     async def refused(self, manifest: Manifest) -> str | None:
-        """Why this engine, as a canary, refuses what it now serves; None: it passes, or is no canary's. Raises BusError."""
+        """Why this engine, as a canary, refuses what it now serves, or cannot say anything of it; None: it passes, or is no
+        canary's. Raises BusError."""
         config = self._settings.canary
         if self._canary is None or config is None or not self.judging:
             return None
@@ -96,10 +98,20 @@ class Trials:
             control=self._control,
         )
         reason = await refusal(config, probe)
+        if not await self._may_serve(manifest.label):
+            await self._canary.leave(manifest.label)
+            return "the engine was started anew while it was on trial: its gate saw other weights"
         if reason is not None:
             _log.error("%s is refused by its canary: %s", manifest.label, reason)
         await self._canary.vote(manifest.label, reason)
         return reason
+
+    async def _may_serve(self, label: str) -> bool:
+        """Not where the engine says that it serves something else; for not answering it was judged."""
+        try:
+            return await self._control.live_label() == label
+        except EngineError:
+            return True
 
     def _vocabulary(self) -> int:
         return int(AutoConfig.from_pretrained(self._actor.context.folder.start_model).vocab_size)

@@ -11,6 +11,7 @@ from bus_fixture import DEADLINE_S
 
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.gate import Probe
 from physarum.actors.engine.trials import Trials
 from physarum.bus.connection import Bus
 from physarum.bus.publisher import Publisher
@@ -18,10 +19,11 @@ from physarum.bus.register import Register
 from physarum.configs.engine import EngineConfig
 from physarum.weightsync.canary import Trial
 from physarum.weightsync.errors import EngineQuarantineError, UpdateRefusedError
+from physarum.weightsync.manifest import Manifest
 
 pytestmark = pytest.mark.timeout(60)
 LABEL = "policy@1.1"
-SETTINGS = EngineConfig.model_validate({"count": 3, "canary": {}})
+SETTINGS = EngineConfig.model_validate({"count": 3, "canary": {"gate": f"{__file__}:passes"}})
 
 
 class FakeActor:
@@ -86,3 +88,35 @@ async def test_a_canary_that_did_not_answer_is_not_announced_as_ready(group: Gro
         await fail(trials, UpdateRefusedError("no answer"))
     trials.stand_down()
     assert group.actor.state == "unreachable" and not trials.judging
+
+
+@pytest.mark.parametrize(("serves", "verdict"), [(LABEL, "passed"), ("start", "open")])
+async def test_an_engine_that_was_started_anew_on_trial_lets_nothing_pass(
+    group: Group, monkeypatch: pytest.MonkeyPatch, serves: str, verdict: str
+) -> None:
+    trials = group.trials("canary", Control(serves))
+    monkeypatch.setattr(trials, "_vocabulary", lambda: 8)
+    manifest = cast(Manifest, SimpleNamespace(label=LABEL))
+    async with asyncio.timeout(DEADLINE_S):
+        async with trials.turn(LABEL):
+            pass
+        reason = await trials.refused(manifest)
+        trial = await group.trial()
+    assert (trial.verdict, trial.takers) == (verdict, {})
+    assert (reason is None) == (verdict == "passed")
+
+
+async def passes(probe: Probe) -> None:
+    """A gate that asks nothing."""
+
+
+class Control:
+    """An engine that says which label it serves."""
+
+    base_url = "http://engine"
+
+    def __init__(self, serves: str) -> None:
+        self._serves = serves
+
+    async def live_label(self) -> str:
+        return self._serves
