@@ -138,3 +138,18 @@ def test_the_quicker_way_is_taken_and_the_other_one_tried_again() -> None:
         pace.took(way, costs[way])
     assert sum(chosen[:150]) <= 8 and sum(chosen[-50:]) >= 45
     assert all(Pace("always").chosen() for _ in range(3)) and not Pace("never").chosen()
+
+
+def test_a_way_that_fails_is_not_the_quicker_one_however_soon_it_fails() -> None:
+    pace = Pace("auto")
+    chosen = []
+    for _ in range(100):
+        way = pace.chosen()
+        chosen.append(way)
+        if way:
+            pace.failed_as_difference()
+        else:
+            pace.took(False, 1.0)
+    assert sum(chosen) <= 3 + 100 // 32
+    pace.took(True, 0.5)  # it comes as a difference again
+    assert sum(pace.chosen() for _ in range(20)) == 20
