@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from transformers import AutoConfig
-
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.errors import EngineError
@@ -114,4 +112,6 @@ class Trials:
             return True
 
     def _vocabulary(self) -> int:
+        from transformers import AutoConfig  # seconds of imports, for canaries alone
+
         return int(AutoConfig.from_pretrained(self._actor.context.folder.start_model).vocab_size)
