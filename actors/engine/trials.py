@@ -15,6 +15,7 @@ from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.errors import EngineError
 from physarum.actors.engine.gate import Probe, refusal
+from physarum.actors.waiting import unless_draining
 from physarum.bus.errors import BusError
 from physarum.bus.register import Register
 from physarum.configs.engine import EngineConfig
@@ -62,10 +63,8 @@ class Trials:
     @asynccontextmanager
     async def turn(self, label: str) -> AsyncIterator[None]:
         """Begins once the engine may load `label`. A canary that is refused the update, its engine as it was, gives its place
-        to another. Raises VersionRefusedError, StaleVersionError, BusError."""
-        if self._canary is not None and await self._canary.admitted(label):
-            self.judging, self._state_before = True, self._actor.state
-            self._actor.become("canary")
+        to another. Raises VersionRefusedError, StaleVersionError, BusError, UpdateRefusedError when the actor drains."""
+        await self._admitted(label)
         try:
             async with self._turns.take():
                 yield
@@ -73,6 +72,16 @@ class Trials:
             if self._canary is not None and self.judging:
                 await self._canary.leave(label)
             raise
+
+    async def _admitted(self, label: str) -> None:
+        if self._canary is None:
+            return
+        is_canary = await unless_draining(self._actor.context, self._canary.admitted(label))
+        if is_canary is None:
+            raise UpdateRefusedError(f"{label} is not loaded any more: the engine is left as it is")
+        if is_canary:
+            self.judging, self._state_before = True, self._actor.state
+            self._actor.become("canary")
 
     def stand_down(self) -> None:
         """The update was not done: the engine serves what it served, if it answered before."""

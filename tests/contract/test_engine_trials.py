@@ -41,11 +41,14 @@ class Group:
 
     def __init__(self, bus: Bus, publisher: Publisher) -> None:
         self._bus, self._publisher = bus, publisher
+        self.draining = asyncio.Event()
 
     def trials(self, me: str, control: object = None) -> Trials:
         model, identity = SimpleNamespace(name="policy"), SimpleNamespace(instance=me)
         config = SimpleNamespace(model=model)
-        context = SimpleNamespace(bus=self._bus, publisher=self._publisher, config=config, identity=identity)
+        context = SimpleNamespace(
+            bus=self._bus, publisher=self._publisher, config=config, identity=identity, draining=self.draining
+        )
         self.actor = FakeActor(context)
         return Trials(cast(Any, self.actor), SETTINGS, "group", cast(EngineControl, control))
 
@@ -73,6 +76,13 @@ async def test_a_canary_that_does_not_answer_gives_its_place_to_who_waits(group:
         await fail(silent, UpdateRefusedError("the engine cannot be updated: no answer"))
         async with other.turn(LABEL):
             assert other.judging
+
+
+async def test_who_waits_for_a_verdict_does_not_hold_up_the_end_of_its_actor(group: Group) -> None:
+    async with asyncio.timeout(DEADLINE_S), group.trials("canary").turn(LABEL):
+        waiting = asyncio.create_task(fail(group.trials("other"), UpdateRefusedError()))
+        group.draining.set()
+        await waiting
 
 
 async def test_a_canary_that_the_version_broke_keeps_others_from_it_for_its_time(group: Group) -> None:

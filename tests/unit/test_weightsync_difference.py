@@ -53,7 +53,9 @@ def test_the_smaller_form_is_sent(share: float, kind: bytes, most: float) -> Non
     assert data is not None and data[:1] == kind and len(data) < most * len(old)
 
 
-@pytest.mark.parametrize(("other", "width"), [(chunk(2, 9), 2), (chunk(2)[:-2], 2), (chunk(2), 3), (chunk(2)[:-1], 2)])
+@pytest.mark.parametrize(
+    ("other", "width"), [(chunk(2, 9), 2), (chunk(2)[:-2], 2), (chunk(2), 3), (chunk(2), 0), (chunk(2)[:-1], 2)]
+)
 def test_what_does_not_compare_is_no_difference(other: bytearray, width: int) -> None:
     assert encode_difference(memoryview(chunk(2)), memoryview(other), width) is None
 
