@@ -19,7 +19,7 @@ from physarum.weightsync.quantisation.plan import Quantisation
 
 def check(config: RootConfig) -> list[Problem]:
     """Every problem of a run about to start on this host, errors first."""
-    problems = [*check_config(config), *_quantisation(config)]
+    problems = [*check_config(config), *_quantisation(config), *_mirror(config)]
     return sorted(problems, key=lambda problem: problem.severity)
 
 
@@ -47,6 +47,17 @@ def _quantisation(config: RootConfig) -> Iterator[Problem]:
                 "use FP8 in blocks of 128 x 128, or INT4 for experts only, unless your engine can (docs/weights.md)"
             )
             yield Problem(Severity.WARNING, where, found, expected, remedy)
+
+
+def _mirror(config: RootConfig) -> Iterator[Problem]:
+    """The scheme of the mirror can be opened on this host."""
+    if config.checkpoint.mirror is None:
+        return
+    from physarum.actors.mirror.store import REMEDY, missing_implementation  # the store's client, only where it is used
+
+    if missing := missing_implementation(config.checkpoint.mirror):
+        where = config.origins.where(("checkpoint", "mirror"))
+        yield Problem(Severity.ERROR, where, missing, "it in this environment", REMEDY)
 
 
 def _loaded_once(plan: Quantisation, folder: Path) -> list[str]:

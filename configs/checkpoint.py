@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from physarum.configs.hook_call import HookCall
-from physarum.configs.types import Bytes, Count, Port, Seconds, Section, VariableName
+from physarum.configs.types import Bytes, Count, ObjectUrl, Port, Seconds, Section, VariableName
 
 
 class CheckpointConfig(Section):
@@ -20,6 +20,12 @@ class CheckpointConfig(Section):
     """Whether engines' hosts take what changed of a chunk instead of the chunk; `auto`: as it is quicker on their network."""
     keep_last: Count = 3
     """Durable checkpoints kept."""
+    mirror: ObjectUrl | None = None
+    """Where each newest checkpoint is copied to beside training, for example s3://bucket/prefix; `run.name` is appended."""
+    mirror_keep: Count | None = None
+    """Checkpoints kept there; null: as many as `keep_last`."""
+    mirror_timeout_s: Seconds = 300.0
+    """Longest silence of the store, in which it takes or gives no further block (of up to 128 MiB)."""
     keep_exports: Count | None = 3
     """Versions kept in `exports/` (`trainer.export_every`), the newest ones; null keeps all."""
     token_env: VariableName | None = None

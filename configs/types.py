@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from physarum.configs.secrets import is_secret_variable, url_holds_credentials
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+_OBJECT_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#]*[^\s?#/][^\s?#]*")
 
 
 class Section(BaseModel):
@@ -106,6 +107,23 @@ def _check_url(value: Any, schemes: tuple[str, ...], example: str) -> Any:
     return value
 
 
+def _check_object_url(value: Any) -> Any:
+    expected, example = "the URL of a folder in an object store", "s3://bucket/prefix"
+    if not isinstance(value, str):
+        raise refuse(expected, f"write it as text, for example {example}")
+    if url_holds_credentials(value):
+        raise refuse(
+            "a URL without user or password",
+            "leave them to the environment, where the store's client looks",
+            "credentials",
+        )
+    if not _OBJECT_URL.fullmatch(value) or "::" in value:
+        raise refuse(expected, f"name the scheme, the bucket and a prefix, for example {example}")
+    if value.startswith("memory:"):
+        raise refuse("a store that outlives its process", f"use another scheme, for example {example}")
+    return value
+
+
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
 """Run, group, source and policy names: they become parts of NATS subjects and of folder names."""
 VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]
@@ -124,6 +142,8 @@ Environment: TypeAlias = Annotated[dict[str, str], BeforeValidator(_check_enviro
 Devices: TypeAlias = Annotated[int | tuple[int, ...], BeforeValidator(_check_devices)]
 """The accelerators of a whole group: how many, or which indices. Its instances share them equally."""
 BusUrl: TypeAlias = Annotated[str, BeforeValidator(_check_bus_url)]
+ObjectUrl: TypeAlias = Annotated[str, BeforeValidator(_check_object_url)]
+"""A folder in an object store, of any scheme that fsspec knows; one store, not a chain of them (`::`)."""
 HttpUrl: TypeAlias = Annotated[str, BeforeValidator(_check_http_url)]
 Files: TypeAlias = Annotated[tuple[Annotated[Path, Field(strict=False)], ...], BeforeValidator(_one_or_more)]
 """Paths or glob patterns, written as a list or as one text."""

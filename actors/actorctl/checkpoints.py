@@ -1,4 +1,4 @@
-"""`actorctl checkpoints ls|save|verify|export-hf|import-hf|import-megatron`: durable training states, and as folders."""
+"""`actorctl checkpoints ls|save|verify|restore|export-hf|import-hf|import-megatron`: training states, and as folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import uvloop
 from physarum.actors.actorctl import exits, target
 from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
 from physarum.actors.context import RunFolder
-from physarum.actors.tools import hf_export, saved
+from physarum.actors.mirror.errors import MirrorError, MirrorUnfitError
+from physarum.actors.tools import hf_export, mirrored, saved
 from physarum.actors.tools.access import opened
 from physarum.actors.tools.saved import Saved
 
@@ -26,9 +27,12 @@ app = group("Durable training states: weights, optimizer, generators and the pla
 
 @app.command("ls", epilog=exits.HELP)
 def ls(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
-    """List the checkpoints that the ledger names, and which of them are still on disk."""
+    """List the checkpoints that the ledger names, and which of them are still on disk, and in the mirror where there is one."""
     with exits.reported(verbose):
-        _print(uvloop.run(_listed(target.find(name, root))), as_json)
+        found, fault = uvloop.run(_listed(target.find(name, root)))
+        _print(found, as_json)
+        if fault:
+            typer.echo(f"the mirror cannot be read: {fault}", err=True)
 
 
 @app.command("save", epilog=exits.HELP)
@@ -43,15 +47,34 @@ def save(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose:
 def verify(
     name: Target,
     checkpoint: Annotated[Optional[str], typer.Argument(help="One of them, for example 1.20.")] = None,  # noqa: UP045
+    mirror: Annotated[bool, typer.Option("--mirror", help="In the mirror instead of on disk.")] = False,
     root: Root = target.RUNS,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Compare every byte on disk with the digests that the ledger names. Status 1 for one that is incomplete or altered."""
     with exits.reported(verbose):
-        found = uvloop.run(_verified(target.find(name, root), checkpoint))
+        found = uvloop.run(_verified(target.find(name, root), checkpoint, mirror))
         _print(found, as_json)
         saved.refuse_faulty(found)
+
+
+@app.command("restore", epilog=exits.HELP)
+def restore(
+    name: Target,
+    checkpoint: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="One of them, for example 1.20; by default the one that the run goes on from."),
+    ] = None,
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Bring a checkpoint back from the mirror to disk, every byte compared; one that is there whole stays as it is."""
+    with exits.reported(verbose):
+        found, brought = uvloop.run(_restored(target.find(name, root), checkpoint))
+        did = f"was brought back ({brought} bytes)" if brought else "is on disk and whole: nothing to bring back"
+        say({"checkpoint": found, "brought_bytes": brought}, f"checkpoint {found.name} {did}", as_json)
 
 
 @app.command("export-hf", epilog=exits.HELP)
@@ -116,9 +139,19 @@ def _say(made: Any, as_json: bool) -> None:
     say(msgspec.to_builtins(made), "\n".join([f"{made.source} is now {made.out}", *left]), as_json)
 
 
-async def _listed(folder: RunFolder) -> list[Saved]:
+async def _listed(folder: RunFolder) -> tuple[list[Saved], str]:
+    """What is on disk can be said also when the mirror cannot be read; then why."""
     async with opened(folder, "checkpoints") as run:
-        return await saved.listed(run)
+        found = await saved.listed(run)
+        try:
+            return await mirrored.surveyed(run, found), ""
+        except (MirrorError, MirrorUnfitError) as error:
+            return found, str(error)
+
+
+async def _restored(folder: RunFolder, name: str | None) -> tuple[Saved, int]:
+    async with opened(folder, "checkpoints") as run:
+        return await mirrored.restore(run, name)
 
 
 async def _save(folder: RunFolder) -> dict[str, Any]:
@@ -126,9 +159,9 @@ async def _save(folder: RunFolder) -> dict[str, Any]:
         return await saved.save_now(run)
 
 
-async def _verified(folder: RunFolder, name: str | None) -> list[Saved]:
+async def _verified(folder: RunFolder, name: str | None, mirror: bool) -> list[Saved]:
     async with opened(folder, "checkpoints") as run:
-        return await saved.verified(run, name)
+        return await (mirrored if mirror else saved).verified(run, name)
 
 
 def _print(found: list[Saved], as_json: bool) -> None:
@@ -138,6 +171,7 @@ def _print(found: list[Saved], as_json: bool) -> None:
     for one in found:
         fault = "" if one.fault is None else f"  {one.fault or 'whole'}"
         where = f"{one.size_bytes} bytes ({one.form})" if one.on_disk else "let go"
-        typer.echo(f"{one.name}  step {one.number}  {where}  samples from {one.floor}{fault}")
+        there = {None: "", True: "  mirrored", False: "  not mirrored"}[one.mirrored]
+        typer.echo(f"{one.name}  step {one.number}  {where}{there}  samples from {one.floor}{fault}")
     if not found:
         typer.echo("no checkpoints yet")

@@ -64,7 +64,7 @@ async def checkpoint_at(parent: OpenRun, step: int) -> DurableRecord:
         steps = ", ".join(str(one.number) for one in there) or "none"
         raise NotInRunError(
             f"run {parent.name} has no checkpoint of step {step} on disk; there are those of steps {steps}. Choose one of"
-            " them, or keep more (checkpoint.keep_last)"
+            " them, keep more (checkpoint.keep_last), or bring one back from a mirror (actorctl checkpoints restore)"
         )
     return found[-1]
 

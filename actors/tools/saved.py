@@ -25,7 +25,8 @@ _MARGIN_S: Final = 60.0
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint. `on_disk` False: it was let go (checkpoint.keep_last). `form`: as `trainer.checkpoint_format` has it, ""
-    when it is gone. `fault`: what `verify` found, "" for nothing."""
+    when it is gone. `mirrored`: it is whole in `checkpoint.mirror`; null: nobody looked there. `fault`: what `verify` found, ""
+    for nothing."""
 
     name: str
     epoch: int
@@ -36,6 +37,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     on_disk: bool
     size_bytes: int
     form: str
+    mirrored: bool | None = None
     fault: str | None = None
 
 
@@ -72,7 +74,10 @@ async def chosen(run: OpenRun, name: str) -> Path:
     (found,) = await verified(run, name.rpartition("@")[2])
     refuse_faulty([found])
     if not found.on_disk:
-        raise NotInRunError(f"checkpoint {found.name} of run {run.name} was let go; keep more (checkpoint.keep_last)")
+        raise NotInRunError(
+            f"checkpoint {found.name} of run {run.name} was let go; keep more (checkpoint.keep_last), or bring it back from a"
+            " mirror (actorctl checkpoints restore)"
+        )
     return run.folder.checkpoints / found.name
 
 

@@ -22,6 +22,8 @@ from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.leadership import leading
+from physarum.actors.mirror.records import Named
+from physarum.actors.mirror.restoring import restore_missing
 from physarum.actors.runtime import Actor
 from physarum.actors.trainer import errors as torch_errors
 from physarum.actors.trainer.broadcasting import Broadcasting
@@ -129,6 +131,7 @@ class TrainerActor(Actor):
         durable = recovery.durable
         if durable is None:
             return Cursor(state.created), None
+        await restore_missing(self.config, self.checkpoints, Named.of(durable))
         folder, meta = await asyncio.to_thread(self.checkpoints.load, durable.folder, durable.digest)
         cursor = Cursor.of(meta.cursor)
         if cursor.incarnation != state.created or state.last < cursor.last_sequence:
@@ -157,6 +160,7 @@ class TrainerActor(Actor):
                 group.create_task(intake.read_dead(), name="read DEAD"),
                 group.create_task(readiness.exhaustion.follow(), name="follow the source"),
                 group.create_task(stepper.publication.run(), name="publish versions"),
+                group.create_task(stepper.mirroring.run(), name="mirror checkpoints"),
                 group.create_task(stepper.bodies.run(planner, intake.came), name="fetch ahead"),
             ]
             await stepper.begin()
@@ -166,6 +170,7 @@ class TrainerActor(Actor):
                 await self._finish(stepper, reason)
             else:
                 await stepper.checkpoint()
+                await stepper.mirroring.settled()
             for task in beside:
                 task.cancel()
         if reason is not None:
@@ -217,6 +222,7 @@ class TrainerActor(Actor):
         await stepper.checkpoint()
         target = self.context.folder.model
         await stepper.export(target)
+        await stepper.mirroring.settled()
         done = states.TrainerDone(
             reason=reason, version=str(stepper.version), steps=stepper.number, model=str(target), at=time.time()
         )

@@ -8,21 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import xxhash
 
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.trainer.cursor import CursorRecord
+from physarum.actors.trainer.digests import DIGESTS, digest_of, file_digest, read_digests, write_digests
 from physarum.bus.blobs import fsync_folder
 from physarum.bus.codec import decode, encode
 from physarum.bus.errors import CodecError
 
 _META: Final = "meta.msgpack"
-_DIGESTS: Final = "digests.msgpack"
-_READ_BYTES: Final = 8 << 20
+_MIRRORING: Final = ".mirroring-"
+_RESTORING: Final = ".restoring-"
 
 
 class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +34,6 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     trained_s: float
     cursor: CursorRecord
-
-
-class _Digests(msgspec.Struct, frozen=True):
-    files: dict[str, str]
 
 
 class Checkpoints:
@@ -61,30 +58,56 @@ class Checkpoints:
     def commit(self, aside: Path, meta: CheckpointMeta) -> tuple[str, Path]:
         """Makes what is in `aside` the checkpoint of (epoch, number); returns its digest and folder. Blocking."""
         (aside / _META).write_bytes(encode(meta))
-        files = {file.name: _file_digest(file) for file in sorted(aside.iterdir())}
-        (aside / _DIGESTS).write_bytes(encode(_Digests(files)))
+        files = {file.name: file_digest(file) for file in sorted(aside.iterdir())}
+        (aside / DIGESTS).write_bytes(write_digests(files))
+        return digest_of(files), self.place(aside, f"{meta.epoch}.{meta.number}")
+
+    def place(self, aside: Path, name: str) -> Path:
+        """Makes what is in `aside` durable and the checkpoint `name`, in the place of one that is there. Blocking."""
         for file in aside.iterdir():
             _fsync(file)
         fsync_folder(aside)
-        target = self.folder / f"{meta.epoch}.{meta.number}"
+        target = self.folder / name
         if target.exists():
-            shutil.rmtree(target)  # of this very epoch: written before, never recorded as durable
+            shutil.rmtree(target)  # of this very epoch and never recorded as durable, or damaged and brought back
         os.replace(aside, target)
         fsync_folder(self.folder)
-        return _digest_of(files), target
+        return target
+
+    def linked(self, name: str) -> Path:
+        """A second folder of the same files, which stays when the checkpoint is let go or written again. Blocking."""
+        made = Path(tempfile.mkdtemp(prefix=f"{_MIRRORING}{name}-", dir=self.folder))
+        try:
+            for file in (self.folder / name).iterdir():
+                os.link(file, made / file.name)
+        except OSError:
+            shutil.rmtree(made)
+            raise
+        return made
+
+    def restoring(self, name: str) -> Path:
+        """An empty folder to bring the checkpoint `name` back into, for `place`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{_RESTORING}{name}-", dir=self.folder))
+
+    def clear_leftovers(self) -> None:
+        """Removes what a killed process was copying from or bringing back. Blocking."""
+        for prefix in (_MIRRORING, _RESTORING):
+            for leftover in self.folder.glob(f"{prefix}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
 
     def load(self, name: str, expected_digest: str) -> tuple[Path, CheckpointMeta]:
         """Verifies every file. Raises UnrecoverableError naming the file that is missing or altered."""
         folder = self.folder / name
         try:
-            files = decode((folder / _DIGESTS).read_bytes(), _Digests).files
+            files = read_digests((folder / DIGESTS).read_bytes())
         except (FileNotFoundError, CodecError) as error:
             raise UnrecoverableError(
                 f"checkpoint {folder} cannot be read ({error}); restore it from a copy, or remove the run and start anew"
             ) from error
-        if _digest_of(files) != expected_digest:
+        if digest_of(files) != expected_digest:
             raise UnrecoverableError(
-                f"checkpoint {folder} has digest {_digest_of(files)}; the ledger says {expected_digest}: it was altered"
+                f"checkpoint {folder} has digest {digest_of(files)}; the ledger says {expected_digest}: it was altered"
             )
         for file, digest in files.items():
             _verify(folder / file, digest)
@@ -101,22 +124,9 @@ class Checkpoints:
 def _verify(file: Path, digest: str) -> None:
     if not file.is_file():
         raise UnrecoverableError(f"checkpoint file {file} is missing; restore it from a copy of the run folder")
-    found = _file_digest(file)
+    found = file_digest(file)
     if found != digest:
         raise UnrecoverableError(f"checkpoint file {file} has digest {found}, expected {digest}: it was altered")
-
-
-def _digest_of(files: dict[str, str]) -> str:
-    listing = "\n".join(f"{name} {digest}" for name, digest in sorted(files.items()))
-    return xxhash.xxh3_128_hexdigest(listing.encode())
-
-
-def _file_digest(file: Path) -> str:
-    state = xxhash.xxh3_128()
-    with file.open("rb") as opened:
-        while block := opened.read(_READ_BYTES):
-            state.update(block)
-    return state.hexdigest()
 
 
 def _fsync(file: Path) -> None:

@@ -4,21 +4,15 @@ Invariant: it never outlives its parent: the kernel kills it with the parent's t
 its standard input ends it.
 """
 
-import ctypes
 import logging
-import os
-import signal
 import sys
-import threading
-from typing import BinaryIO
 
 import msgspec
 
+from physarum.actors.parent import die_with_parent
 from physarum.actors.trainer.world_config import WorldConfig
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 class RankSettings(msgspec.Struct, frozen=True):
@@ -38,21 +32,6 @@ def main() -> None:
     from physarum.actors.trainer.serve import serve  # imports torch and megatron, after the parent's death is watched
 
     serve(settings.config, settings.rank, settings.port)
-
-
-def die_with_parent(parent: int, stream: BinaryIO) -> None:
-    """End this process when process `parent` or the writing end of `stream` is gone."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; expected Linux")
-    if os.getppid() != parent:
-        raise SystemExit(f"parent is {os.getppid()}, expected {parent}: it died before this rank was ready")
-
-    def watch() -> None:
-        while os.read(stream.fileno(), 4096):  # unbuffered: the interpreter's end must not wait for the stream's lock
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -22,10 +22,11 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger says. `durable` None: from the start model, at number 0. `replay`: plans to execute verbatim;
     `withdrawn`: plans whose executions are gone, of which the checkpoint does not know; `withdrawals`: what was withdrawn, as
     (newest epoch then, last number that holds); `decisions`: closings and refills, which hold whatever became of the
-    weights."""
+    weights; `named`: every checkpoint that was ever durable, also of versions that were withdrawn."""
 
     durable: DurableRecord | None
     durables: list[DurableRecord]
+    named: list[DurableRecord]
     replay: list[Numbered]
     withdrawn: list[Numbered]
     withdrawals: tuple[Fork, ...]
@@ -65,6 +66,7 @@ def recover(records: list[Numbered]) -> Recovery:
     return Recovery(
         durable=durable if isinstance(durable, DurableRecord) else None,
         durables=[item.record for item in durables if isinstance(item.record, DurableRecord)],
+        named=[item.record for item in records if isinstance(item.record, DurableRecord)],
         replay=[
             item
             for item in records

@@ -23,6 +23,7 @@ from physarum.actors.trainer.bodies import Bodies
 from physarum.actors.trainer.checkpoints import CheckpointMeta
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.errors import BadSequence, EmptyBatch, NonFiniteStep, SequenceTooLong
+from physarum.actors.trainer.mirroring import Mirroring
 from physarum.actors.trainer.mismatch_alarm import MismatchAlarm
 from physarum.actors.trainer.offers import Offers
 from physarum.actors.trainer.plan import Plan
@@ -78,6 +79,7 @@ class Stepper:
         self._steps = meta.steps if meta is not None else 0
         self._durable = recovery.durable
         self._retention = Retention(self._context, actor.checkpoints, recovery.durables)
+        self.mirroring = Mirroring(actor, recovery)
         self._durable_steps = self._steps
         mismatch = self._config.trainer.algorithm.mismatch
         self._metadata = self._config.trainer.algorithm.metadata
@@ -211,6 +213,7 @@ class Stepper:
         )
         await self._book.append(durable)
         self._durable, self._durable_steps = durable, self._steps
+        self.mirroring.offer(durable)
         await self._retention.trim(durable)
         return durable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,9 @@ def test_checkpoints_are_listed_verified_and_a_damaged_one_is_named(runs: Runs) 
     assert damaged.returncode == 1
     assert f"checkpoint file {file} has digest" in damaged.stderr
     assert runs.actorctl("checkpoints", "verify", "small", "1.9").returncode == 5
+    for without in (["verify", "small", "--mirror"], ["restore", "small"]):
+        refused = runs.actorctl("checkpoints", *without)
+        assert refused.returncode == 2 and "run small has no mirror" in refused.stderr
     save = runs.actorctl("checkpoints", "save", "small")
     assert save.returncode == 2
     assert "no trainer at work" in save.stderr
@@ -183,8 +187,11 @@ def test_a_replay_is_bit_equal_with_the_same_trainer_and_takes_another_ones_sett
 
 
 def test_a_fork_goes_on_from_its_checkpoint_with_the_log_from_there(runs: Runs) -> None:
-    made = runs.json("fork", "small", "--at-step", "1", "--run", "forked", "trainer.lr=0.002")
+    mirror = runs.folder / "mirror"
+    settings = ("trainer.lr=0.002", f"checkpoint.mirror=file://{mirror}", "checkpoint.mirror_keep=2")
+    made = runs.json("fork", "small", "--at-step", "1", "--run", "forked", *settings)
     assert (made["samples"], made["checkpoint"], made["epoch"]) == (6, "1.1", 1)
+    _only_in_the_mirror(runs, "forked", mirror)
     done = runs.up("up", "runs/forked/config.yaml", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     account = json.loads(done.stdout)["account"]
@@ -196,6 +203,39 @@ def test_a_fork_goes_on_from_its_checkpoint_with_the_log_from_there(runs: Runs) 
     assert refused.returncode == 5
     assert "there are those of steps 1, 2, 3" in refused.stderr
     assert not (runs.folder / "runs" / "nothing").exists()
+    assert "was brought back from file://" in runs.actorctl("logs", "forked", "trainer-0").stdout
+    _mirror_of_the_forked_run(runs, mirror)
+
+
+def _only_in_the_mirror(runs: Runs, name: str, mirror: Path) -> None:
+    """Its one checkpoint: the trainer starts where the disk of its checkpoints was lost."""
+    [one] = [one for one in runs.json("checkpoints", "ls", name)["checkpoints"] if one["on_disk"]]
+    assert one["mirrored"] is False
+    (mirror / name).mkdir(parents=True)
+    shutil.move(
+        runs.folder / "runs" / name / "checkpoints" / one["name"], mirror / name / f"{one['name']}-{one['digest']}"
+    )
+
+
+def _mirror_of_the_forked_run(runs: Runs, mirror: Path) -> None:
+    """The newest two are there; one comes back to disk; damage there is named and brought back by nobody."""
+    listed = runs.json("checkpoints", "ls", "forked")["checkpoints"]
+    assert [(one["name"], one["mirrored"]) for one in listed] == [("1.1", False), ("2.2", True), ("2.3", True)]
+    shutil.rmtree(runs.folder / "runs/forked/checkpoints/2.2")
+    brought = runs.json("checkpoints", "restore", "forked", "2.2")
+    assert brought["brought_bytes"] > 0 and brought["checkpoint"]["on_disk"]
+    assert runs.json("checkpoints", "restore", "forked")["brought_bytes"] == 0
+    assert [one["fault"] for one in runs.json("checkpoints", "verify", "forked")["checkpoints"]] == ["", "", ""]
+    there = runs.json("checkpoints", "verify", "forked", "--mirror")["checkpoints"]
+    assert [(one["name"], one["fault"]) for one in there] == [("2.2", ""), ("2.3", "")]
+    file = next(mirror.glob("forked/2.3-*/*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    damaged = runs.actorctl("checkpoints", "verify", "forked", "2.3", "--mirror")
+    assert damaged.returncode == 1 and f"{file.name} has digest" in damaged.stderr
+    shutil.rmtree(runs.folder / "runs/forked/checkpoints/2.3")
+    assert runs.actorctl("checkpoints", "restore", "forked").returncode == 1
+    assert runs.actorctl("checkpoints", "restore", "forked", "9.9").returncode == 5
+    assert not list((runs.folder / "runs/forked/checkpoints").glob(".*"))
 
 
 def test_recording_without_training_keeps_every_sample_for_a_replay(runs: Runs) -> None:

@@ -230,6 +230,13 @@ def test_a_quantised_model_must_be_quantised_in_a_way_that_versions_can_take(rec
         assert "has quant_method: 'gptq'; supported are fp8" in str(found)
 
 
+def test_a_mirror_whose_scheme_is_not_installed_is_refused_before_the_start(recipe: Path) -> None:
+    assert preflight.check(resolve(recipe, parse_command_line(["checkpoint.mirror=file:///mnt/shared/runs"]))) == []
+    [found] = preflight.check(resolve(recipe, parse_command_line(["checkpoint.mirror=nowhere://bucket/runs"])))
+    assert "checkpoint.mirror: found no implementation of nowhere://" in str(found)
+    assert "Install the extra `objects`" in found.remedy
+
+
 def test_engines_that_follow_versions_have_one_form(recipe: Path) -> None:
     fp8 = quantised_folder(recipe, "fp8", {"quant_method": "fp8", "activation_scheme": "dynamic"})
     one, start = f"engines.policy.quantised_model={fp8}", recipe.parent / "start"

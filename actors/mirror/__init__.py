@@ -1,0 +1,1 @@
+"""Checkpoints in an object store: copied there beside training, compared, and brought back."""

@@ -1,0 +1,121 @@
+"""One run's folder in an object store, by way of fsspec. Blocking; raises what the store's client raises.
+
+    <url>/<name>-<digest>/<file>             as on disk
+    <url>/<name>-<digest>/digests.msgpack    written last, removed first
+
+Invariant: where a listing can be read and has the checkpoint's digest, every file that it names was taken whole before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import fsspec  # type: ignore[import-untyped]
+import xxhash
+
+from physarum.actors.mirror.errors import MirrorError, MirrorUnfitError
+from physarum.actors.mirror.records import Named
+from physarum.actors.trainer.digests import DIGESTS, digest_of, read_digests
+from physarum.bus.errors import CodecError
+
+BLOCK_BYTES: Final = 128 << 20
+"""Written and read at a time: enough that a client sends parts of it beside each other."""
+
+Moved = Callable[[], None]
+"""Called whenever the store has taken or given something."""
+
+REMEDY: Final = (
+    "Install the extra `objects` (pip install 'physarum[objects]': s3fs, ossfs, gcsfs) or the scheme's own package"
+)
+
+_LOCAL: Final = ("file://", "local://")
+
+
+def missing_implementation(url: str) -> str:
+    """Why the URL's scheme cannot be opened in this environment; "" when it can."""
+    scheme = url.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except (ImportError, ValueError) as error:
+        return f"no implementation of {scheme}:// ({error})"
+    return ""
+
+
+def client(url: str) -> tuple[Any, str]:
+    """The file system of a URL and the path in it. Raises MirrorUnfitError where its implementation is not installed."""
+    if missing := missing_implementation(url):
+        raise MirrorUnfitError(f"checkpoint.mirror {url}: found {missing}; expected it in this environment. {REMEDY}")
+    local = url.startswith(_LOCAL)
+    # An object store has no folders to make, and making one might make a bucket.
+    path: str
+    system, path = fsspec.core.url_to_fs(url, **({"auto_mkdir": True} if local else {}))
+    return system, path
+
+
+class Store:
+    """What is under one URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._system, self._root = client(url)
+
+    def keys(self) -> set[str]:
+        """What is there, whole or not."""
+        self._system.invalidate_cache()
+        try:
+            return {path.rstrip("/").rpartition("/")[2] for path in self._system.ls(self._root, detail=False)}
+        except FileNotFoundError:
+            return set()
+
+    def listing(self, checkpoint: Named) -> bytes | None:
+        """Its digest file; None unless it is there as the ledger says: then nothing of it counts."""
+        try:
+            found: bytes = self._system.cat_file(self._path(checkpoint, DIGESTS))
+            same = digest_of(read_digests(found)) == checkpoint.digest
+        except (FileNotFoundError, CodecError):
+            return None
+        return found if same else None
+
+    def write(self, checkpoint: Named, file: str, blocks: Iterable[bytes], moved: Moved) -> tuple[int, str]:
+        """Returns size and digest of what was sent. Raises MirrorError when the store has another size."""
+        path, size, state = self._path(checkpoint, file), 0, xxhash.xxh3_128()
+        with self._system.open(path, "wb") as out:
+            for block in blocks:
+                out.write(block)
+                state.update(block)
+                size += len(block)
+                moved()
+        moved()
+        found = self._system.info(path)["size"]
+        if found != size:
+            raise MirrorError(f"{self.name(checkpoint)}/{file} has {found} bytes; {size} were sent")
+        return size, state.hexdigest()
+
+    def conclude(self, checkpoint: Named, listing: bytes) -> None:
+        """Makes it count. Raises MirrorError when the store answers otherwise."""
+        self._system.pipe_file(self._path(checkpoint, DIGESTS), listing)
+        if self.listing(checkpoint) is None:
+            raise MirrorError(f"{self.name(checkpoint)}: the store took {DIGESTS} and gives back something else")
+
+    def read(self, checkpoint: Named, file: str, moved: Moved) -> Iterator[bytes]:
+        """Raises FileNotFoundError."""
+        with self._system.open(self._path(checkpoint, file), "rb") as opened:
+            while block := opened.read(BLOCK_BYTES):
+                moved()
+                yield block
+
+    def remove(self, checkpoint: Named) -> None:
+        """At no moment does a part of it count."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._path(checkpoint, DIGESTS))
+        with contextlib.suppress(FileNotFoundError):  # an object store's folder ends with its last object
+            self._system.rm(f"{self._root}/{checkpoint.key}", recursive=True)
+
+    def name(self, checkpoint: Named) -> str:
+        """For messages."""
+        return f"{self._url}/{checkpoint.key}"
+
+    def _path(self, checkpoint: Named, file: str) -> str:
+        return f"{self._root}/{checkpoint.key}/{file}"
