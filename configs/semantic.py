@@ -114,6 +114,11 @@ def _ordered(config: RootConfig) -> Iterator[_Finding]:
             text = f"`{dotted(key)}: {found}` with `trainer.ordered: true`"
             remedy = f"set `{dotted(key)}: {expected}`, or `trainer.ordered: false`"
             yield key, text, "one batch at a time, made by the newest version", remedy
+    for name, group in config.engines.items():
+        if group.canary is not None:
+            key = ("engines", name, "canary")
+            remedy = f"remove `{dotted(key)}`, or set `trainer.ordered: false`"
+            yield key, f"`{dotted(key)}` with `trainer.ordered: true`", "engines that serve every version", remedy
 
 
 def _world(config: RootConfig) -> Iterator[_Finding]:

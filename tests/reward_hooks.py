@@ -69,3 +69,12 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 def pid(execution: Execution) -> float:
     return float(os.getpid())
+
+
+def judge_turn(execution: Execution, *, folder: str) -> float:
+    """Turn 0 is judged by what followed it, turn 1 tells that; each waits for the other (a FIFO has two ends)."""
+    continuation = Path(folder, "continuation")
+    if execution.task.prompt.endswith("turn 0"):
+        return float(len(continuation.read_text()))
+    continuation.write_text("yes")
+    return 0.5

@@ -116,8 +116,11 @@ class SharedArea:
                 descriptor = os.open(path, flags)
             except FileNotFoundError:
                 return None
+            if not _locked(descriptor, fcntl.LOCK_SH):
+                os.close(descriptor)
+                return None  # whoever gives it up holds it, perhaps for long: a stopped process keeps its locks
             with contextlib.suppress(FileNotFoundError):
-                if _locked(descriptor, fcntl.LOCK_SH) and os.fstat(descriptor).st_ino == path.stat().st_ino:
+                if os.fstat(descriptor).st_ino == path.stat().st_ino:
                     return descriptor
             os.close(descriptor)  # given up between the two calls: it may be overwritten
 

@@ -3,8 +3,9 @@
     verified --> [a place is free] canary: pause, load, gate --vote--> passed: all others go on
                  [places are taken] wait                        `---> refused: nobody else takes it, canaries go back
 
-One register entry for each group holds the newest version on trial. A canary that dies loses its place after `limit_s`, and
-whoever waits takes it; one refusal refuses the version. Invariant: no engine but canaries loads a version before it passed.
+One register entry for each group holds the newest version on trial. A canary that cannot load the version gives its place
+back, one that dies loses it after `limit_s`, and whoever waits takes it; one refusal refuses the version.
+Invariant: no engine but canaries loads a version before it passed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from physarum.bus.errors import WrongSequenceError
+from physarum.bus.errors import BusError, WrongSequenceError
 from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.weightsync.errors import StaleVersionError, VersionRefusedError
@@ -66,13 +67,15 @@ class Canary:
             while True:
                 changed.clear()
                 entry = await self._register.get(*self._key)
+                if entry.value is not None and entry.value.passed == label:
+                    return False  # also while a newer one is on trial
                 trial = _of(entry.value, label)
-                if trial.verdict == "passed":
-                    return False
                 if trial.verdict == "refused":
                     raise VersionRefusedError(f"{label} was refused by its canary, {trial.reason}")
                 present = {name: until for name, until in trial.takers.items() if until > time.time()}
-                if self._me in present or len(present) + len(trial.votes) < self._places:
+                if self._me in present:
+                    return True  # it comes back, with what is left of its time
+                if self._is_free(trial, len(present)):
                     takers = {**present, self._me: time.time() + self._limit_s}
                     with contextlib.suppress(WrongSequenceError):  # somebody else was faster: look again
                         await self._put(msgspec.structs.replace(trial, takers=takers), entry.revision)
@@ -83,13 +86,17 @@ class Canary:
                     async with asyncio.timeout(max(wait_s, 0.0)):
                         await changed.wait()
 
+    def _is_free(self, trial: Trial, present: int) -> bool:
+        """Whether a place is. An open trial lacks a vote at least, also in a run that goes on with fewer places."""
+        return present < max(self._places - len(trial.votes), 1)
+
     async def vote(self, label: str, refusal: str | None) -> None:
         """This canary's: None lets it pass. Once all places have voted so the version has passed. Raises BusError."""
         while True:
             entry = await self._register.get(*self._key)
             trial = entry.value
-            if trial is None or trial.label != label or trial.verdict == "refused":
-                return  # a newer one is on trial: this engine was slow, and its place is another's
+            if trial is None or trial.label != label or trial.verdict != "open":
+                return  # this engine was slow and its place another's: a verdict stands, or a newer one is on trial
             votes = {**trial.votes, self._me: refusal or ""}
             takers = {name: until for name, until in trial.takers.items() if name != self._me}
             changed = msgspec.structs.replace(trial, votes=votes, takers=takers)
@@ -100,6 +107,21 @@ class Canary:
             with contextlib.suppress(WrongSequenceError):
                 await self._put(changed, entry.revision)
                 return
+
+    async def leave(self, label: str) -> None:
+        """This engine could not load the version: another may take its place. What cannot be given back ends by itself."""
+        try:
+            while True:
+                entry = await self._register.get(*self._key)
+                trial = entry.value
+                if trial is None or trial.label != label or self._me not in trial.takers:
+                    return
+                takers = {name: until for name, until in trial.takers.items() if name != self._me}
+                with contextlib.suppress(WrongSequenceError):
+                    await self._put(msgspec.structs.replace(trial, takers=takers), entry.revision)
+                    return
+        except BusError as error:
+            _log.warning("%s keeps its place as a canary for up to %g s: %s", self._me, self._limit_s, error)
 
     async def _put(self, trial: Trial, revision: int) -> None:
         await self._register.compare_and_set(trial, revision, *self._key)

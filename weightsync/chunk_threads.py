@@ -68,6 +68,7 @@ class ChunkThread:
         self._readers = list(readers)
         self._all = tuple(readers)
         self._pace = pace
+        self._closed = False
 
     def run(self, queue: ChunkQueue) -> None:
         try:
@@ -78,6 +79,8 @@ class ChunkThread:
             raise
 
     def close(self) -> None:
+        """Ends what is under way, from any thread; nothing is asked for again."""
+        self._closed = True
         for reader in self._all:
             reader.close()
 
@@ -124,13 +127,17 @@ class ChunkThread:
     def _read(self, digest: str, target: memoryview) -> Difference | None:
         """As a difference where that is quicker, and as a whole where that fails."""
         base = self._base_of(digest) if digest in self._work.before and self._pace.chosen() else None
-        started = time.perf_counter()
         try:
-            came_as = self._read_from_any(digest, target, base)
-        except ChunkAlteredError:
-            if base is None:
+            return self._read_timed(digest, target, base)
+        except (ChunkAlteredError, ServiceRefusedError, ServiceUnreachableError):
+            if base is None or self._closed:
                 raise
-            came_as, base = self._read_from_any(digest, target, None), None
+            self._pace.failed_as_difference()
+        return self._read_timed(digest, target, None)
+
+    def _read_timed(self, digest: str, target: memoryview, base: Base | None) -> Difference | None:
+        started = time.perf_counter()
+        came_as = self._read_from_any(digest, target, base)
         if digest in self._work.before:
             self._pace.took(base is not None, (time.perf_counter() - started) / target.nbytes)
         return came_as

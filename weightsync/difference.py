@@ -39,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def encode_difference(new: memoryview, base: memoryview, width: int) -> bytes | None:
     """`new` as a difference to `base`, elements of `width` bytes; None where it saves nothing or they do not compare."""
-    if new.nbytes != base.nbytes or new.nbytes % width or width not in WIDTHS:
+    if width not in WIDTHS or new.nbytes != base.nbytes or new.nbytes % width:
         return None
     after, before = (np.frombuffer(data, f"<u{width}") for data in (new, base))
     changed = after ^ before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -24,6 +24,8 @@ class Differences:
         self._kept_bytes = kept_bytes
         self._bytes = 0
         self._found: OrderedDict[Key, Future[bytes | None]] = OrderedDict()
+        self._costs: dict[Key, int] = {}
+        """Of those in `_found` that are done and accounted."""
         self._guard = threading.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="differences")
 
@@ -44,14 +46,24 @@ class Differences:
         self._pool.shutdown(cancel_futures=True)
 
     def _account(self, key: Key, done: Future[bytes | None]) -> None:
+        """Only what was accounted is dropped: who is still computed, or just done, comes here itself."""
         with self._guard:
             if done.cancelled() or done.exception() is not None:
                 del self._found[key]
                 return
-            self._bytes += _cost(done.result())
-            ready = [one for one, future in self._found.items() if future.done() and one != key]
-            while self._bytes > self._kept_bytes and ready:
-                self._bytes -= _cost(self._found.pop(ready.pop(0)).result())
+            self._costs[key] = _cost(done.result())
+            self._bytes += self._costs[key]
+            for one in [*self._dropped(key)]:
+                del self._found[one]
+
+    def _dropped(self, newest: Key) -> Iterator[Key]:
+        """What has to go, the one that was asked for longest ago first; the newest stays, whatever its size."""
+        for one in self._found:
+            if self._bytes <= self._kept_bytes:
+                return
+            if one != newest and one in self._costs:
+                self._bytes -= self._costs.pop(one)
+                yield one
 
 
 def _cost(data: bytes | None) -> int:

@@ -5,6 +5,7 @@ Of chunks: as a whole over a fast network, as a difference over a slow one or fr
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal
 
 Differences = Literal["auto", "always", "never"]
@@ -31,10 +32,16 @@ class Pace:
         for way in (True, False):
             if self._count[way] < _TRIALS:
                 return way
-        better = self._seconds[True] <= self._seconds[False]
+        better = self._seconds[True] < self._seconds[False]
         return not better if sum(self._count.values()) % _AGAIN_EVERY == 0 else better
 
     def took(self, as_difference: bool, seconds_per_byte: float) -> None:
-        before = self._seconds.get(as_difference, seconds_per_byte)
+        before = self._seconds.get(as_difference, math.inf)
+        before = seconds_per_byte if math.isinf(before) else before
         self._seconds[as_difference] = before + _NEWEST * (seconds_per_byte - before)
         self._count[as_difference] += 1
+
+    def failed_as_difference(self) -> None:
+        """It took the time, and brought nothing: whole chunks are quicker until one comes as a difference again."""
+        self._seconds[True] = math.inf
+        self._count[True] += 1

@@ -24,6 +24,7 @@ from physarum.actors.engine.errors import (
 )
 from physarum.actors.engine.external import ExternalEngine
 from physarum.actors.engine.following import Following
+from physarum.actors.engine.frozen import check_frozen
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
@@ -111,6 +112,8 @@ class EngineActor(Actor):
 
     async def _serve(self, session: aiohttp.ClientSession, control: EngineControl) -> None:
         if self._settings.model is not None:
+            if self._settings.url is None:
+                self.facts["model"] = await check_frozen(self.context, self._group, self._settings.model)
             self.facts["version"] = "frozen"
             self.become("ready")
             await self.context.draining.wait()

@@ -138,15 +138,18 @@ class EngineControl:
             )
         return self._capabilities
 
-    async def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probability of each token but the first given those before it, [T - 1], computed anew (no cached prefix)."""
+    async def prompt_logprobs(self, token_ids: Sequence[int], timeout_s: float) -> list[float]:
+        """Log-probability of each token but the first given those before it, [T - 1], computed anew (no cached prefix).
+
+        `timeout_s`: it waits like any request for those that the engine has in hand.
+        """
         body = {
             "input_ids": list(token_ids),
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        answer = _mapping(await self._call("POST", "/generate", body), "/generate")
+        answer = _mapping(await self._call("POST", "/generate", body, timeout_s), "/generate")
         try:
             found = answer["meta_info"]["input_token_logprobs"]
             return [math.nan if entry[0] is None else float(entry[0]) for entry in found[1:]]

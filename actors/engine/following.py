@@ -243,7 +243,7 @@ class Following:
             return False
         finally:
             if self._trials.judging and receiver.live != Version.parse(label):
-                self._no_canary()
+                self._trials.stand_down()
         if await self._refused(manifest, receiver):
             return False
         self._standing.set(label, "live")
@@ -266,12 +266,6 @@ class Following:
         self._standing.set(manifest.label, "refused", reason)
         self._forget(receiver)
         return True
-
-    def _no_canary(self) -> None:
-        """The update was not done: the engine serves what it served."""
-        self._trials.judging = False
-        if "version" in self._actor.facts and self._actor.state == "canary":
-            self._actor.become("ready")
 
     async def _announce_swap(self, swap: SwapRecord) -> None:
         actor = self._actor

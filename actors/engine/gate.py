@@ -33,13 +33,14 @@ class Refused(Exception):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """What a gate is given. The engine at `url` serves the version of `manifest` and gets no requests of rollouts meanwhile;
-    `previous`: the label of the newest version that passed before."""
+    """What a gate is given. The engine at `url` serves the version of `manifest`, ends the requests that it has and gets no new
+    ones of rollouts meanwhile; `previous`: the label of the newest version that passed before; `timeout_s`: of a question."""
 
     url: str
     manifest: Manifest
     previous: str | None
     vocabulary: int
+    timeout_s: float
     control: EngineControl
 
     @property
@@ -48,7 +49,7 @@ class Probe(msgspec.Struct, frozen=True):
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probability of each token but the first given those before it, [T - 1]. Raises EngineError."""
-        return await self.control.prompt_logprobs(token_ids)
+        return await self.control.prompt_logprobs(token_ids, self.timeout_s)
 
 
 Gate = Callable[..., Awaitable[None]]

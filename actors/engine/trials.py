@@ -11,14 +11,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from transformers import AutoConfig
-
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.errors import EngineError
 from physarum.actors.engine.gate import Probe, refusal
+from physarum.actors.waiting import unless_draining
+from physarum.bus.errors import BusError
 from physarum.bus.register import Register
 from physarum.configs.engine import EngineConfig
 from physarum.weightsync.canary import Canary, Trial
+from physarum.weightsync.errors import UpdateRefusedError
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.turns import Turn, Turns
 
@@ -33,6 +35,7 @@ class Trials:
 
     def __init__(self, actor: EngineActor, settings: EngineConfig, group: str, control: EngineControl) -> None:
         self.judging = False
+        self._state_before = ""
         self._actor, self._settings, self._control = actor, settings, control
         context, config = actor.context, settings.canary
         self._turns = Turns(
@@ -59,23 +62,36 @@ class Trials:
 
     @asynccontextmanager
     async def turn(self, label: str) -> AsyncIterator[None]:
-        """Begins once the engine may load `label`. Raises VersionRefusedError, StaleVersionError, BusError."""
+        """Begins once the engine may load `label`. A canary that is refused the update, its engine as it was, gives its place
+        to another. Raises VersionRefusedError, StaleVersionError, BusError, UpdateRefusedError when the actor drains."""
         await self._admitted(label)
-        async with self._turns.take():
-            yield
+        try:
+            async with self._turns.take():
+                yield
+        except (UpdateRefusedError, BusError):
+            if self._canary is not None and self.judging:
+                await self._canary.leave(label)
+            raise
 
     async def _admitted(self, label: str) -> None:
         if self._canary is None:
             return
-        trial = await self._canary.current()
-        if trial is not None and trial.passed == label:
-            return  # it goes back
-        if await self._canary.admitted(label):
-            self.judging = True
+        is_canary = await unless_draining(self._actor.context, self._canary.admitted(label))
+        if is_canary is None:
+            raise UpdateRefusedError(f"{label} is not loaded any more: the engine is left as it is")
+        if is_canary:
+            self.judging, self._state_before = True, self._actor.state
             self._actor.become("canary")
 
+    def stand_down(self) -> None:
+        """The update was not done: the engine serves what it served, if it answered before."""
+        if self.judging and self._actor.state == "canary":
+            self._actor.become(self._state_before)
+        self.judging = False
+
     async def refused(self, manifest: Manifest) -> str | None:
-        """Why this engine, as a canary, refuses what it now serves; None: it passes, or is no canary's. Raises BusError."""
+        """Why this engine, as a canary, refuses what it now serves, or cannot say anything of it; None: it passes, or is no
+        canary's. Raises BusError."""
         config = self._settings.canary
         if self._canary is None or config is None or not self.judging:
             return None
@@ -85,13 +101,26 @@ class Trials:
             manifest=manifest,
             previous=trial.passed if trial is not None else None,
             vocabulary=await asyncio.to_thread(self._vocabulary),
+            timeout_s=config.timeout_s,
             control=self._control,
         )
         reason = await refusal(config, probe)
+        if not await self._may_serve(manifest.label):
+            await self._canary.leave(manifest.label)
+            return "the engine was started anew while it was on trial: its gate saw other weights"
         if reason is not None:
             _log.error("%s is refused by its canary: %s", manifest.label, reason)
         await self._canary.vote(manifest.label, reason)
         return reason
 
+    async def _may_serve(self, label: str) -> bool:
+        """Not where the engine says that it serves something else; for not answering it was judged."""
+        try:
+            return await self._control.live_label() == label
+        except EngineError:
+            return True
+
     def _vocabulary(self) -> int:
+        from transformers import AutoConfig  # seconds of imports, for canaries alone
+
         return int(AutoConfig.from_pretrained(self._actor.context.folder.start_model).vocab_size)

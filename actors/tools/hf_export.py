@@ -17,6 +17,7 @@ import msgspec
 from physarum.actors.tools import saved
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError, RunUnfitError
+from physarum.bus import room
 from physarum.configs.root import RootConfig
 from physarum.weightsync.errors import WeightSyncError
 from physarum.weightsync.layout import forms_in
@@ -83,6 +84,12 @@ def _write(run: OpenRun, state: Path | None, aside: Path, quantisation: Quantisa
             write_trained(run.config, start, state, aside, quantisation)
     except (TrainerError, WeightSyncError) as error:
         raise RunUnfitError(f"{state or START} of run {run.name} was not exported: {error}") from error
+    except OSError as error:
+        if room.is_full(error):
+            raise
+        raise RunUnfitError(
+            f"nothing was exported into {aside.parent} ({error}); expected a start model to read and a place to write"
+        ) from error
 
 
 def _write_start(start: Path, aside: Path, quantisation: Quantisation | None) -> None:

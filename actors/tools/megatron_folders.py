@@ -23,6 +23,7 @@ from physarum.actors.trainer.errors import TrainerError
 from physarum.actors.trainer.megatron.torch_dist import Reader, is_torch_dist
 from physarum.actors.trainer.world import World
 from physarum.actors.trainer.world_config import WorldConfig
+from physarum.bus import room
 
 _LATEST: Final = "latest_checkpointed_iteration.txt"
 _RELEASE: Final = "release"
@@ -125,14 +126,21 @@ def _world(config: WorldConfig) -> Iterator[World]:
 
 @contextmanager
 def _made(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes it when the block ends well. Raises ConversionError where `out` is there."""
+    """A folder beside `out` that becomes it when the block ends well. Raises ConversionError where `out` is there, or cannot
+    be."""
     if out.exists():
         raise ConversionError(f"{out} is there already; expected a new folder: choose another name, or remove it")
     aside = out.with_name(f".{out.name}-writing")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
     try:
+        aside.mkdir(parents=True)
         yield aside
         aside.rename(out)
+    except OSError as error:
+        if isinstance(error, TrainerError) or room.is_full(error):
+            raise
+        raise ConversionError(
+            f"nothing was made in {out.parent} ({error}); expected a folder to read and a place to write"
+        ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

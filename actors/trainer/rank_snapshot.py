@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from safetensors import SafetensorError
 from torch import Tensor
 
 from physarum.actors.trainer.draft_layers import DraftLayers
@@ -26,6 +27,8 @@ from physarum.weightsync.snapshot import form_of, write_tensor
 
 Take = Callable[[int, str, Tensor], None]
 """Of a parameter's place in export order, and one tensor of it."""
+_UNREADABLE = (OSError, KeyError, SafetensorError, QuantisationError)
+"""What reading draft layers raises."""
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -33,6 +36,7 @@ class _Outcome(msgspec.Struct, frozen=True):
 
     no_room: str = ""
     not_quantised: str = ""
+    broken: str = ""
     brings: list[tuple[int, str, Form]] = []
 
 
@@ -49,7 +53,7 @@ class RankSnapshot:
         quantization_config) the same on all ranks.
 
         Raises SnapshotNotTaken without room on any rank, or when the file was taken away; WeightsNotQuantised; on all ranks
-        alike. ManifestError for a tensor that cannot be published.
+        alike. RuntimeError where a rank cannot read or publish its share, on all as well: the others do not wait for it.
         """
         if self._layout is None or (self._quantisation.options if self._quantisation else None) != quantised:
             self._quantisation = Quantisation.of(quantised) if quantised is not None else None
@@ -85,17 +89,20 @@ class RankSnapshot:
     def _visit(self, take: Take) -> _Outcome:
         """Gives all of this rank's share to `take` until it fails; the rest is gone through for the other ranks' sake."""
         failed = _Outcome()
-        for index, named in self._share():
-            if failed != _Outcome():
-                continue
-            try:
-                for name, tensor in named if self._quantisation is None else self._quantisation.tensors(named):
-                    take(index, name, tensor)
-            except NoRoomError as error:
-                failed = _Outcome(no_room=str(error))
-            except QuantisationError as error:
-                failed = _Outcome(not_quantised=str(error))
+        try:
+            for index, named in self._share():
+                failed = failed if failed != _Outcome() else self._given(take, index, named)
+        except _UNREADABLE as error:  # draft layers come last: nobody waits for shards of them
+            failed = failed if failed != _Outcome() else _outcome_of(error)
         return failed
+
+    def _given(self, take: Take, index: int, named: list[tuple[str, Tensor]]) -> _Outcome:
+        try:
+            for name, tensor in named if self._quantisation is None else self._quantisation.tensors(named):
+                take(index, name, tensor)
+        except (NoRoomError, QuantisationError, ManifestError) as error:
+            return _outcome_of(error)
+        return _Outcome()
 
     def _share(self) -> Iterator[tuple[int, list[tuple[str, Tensor]]]]:
         """Of the model, and after it of the draft layers, which every rank can read."""
@@ -111,7 +118,19 @@ class RankSnapshot:
                 raise WeightsNotQuantised(outcome.not_quantised)
             if outcome.no_room:
                 raise SnapshotNotTaken(outcome.no_room)
+            if outcome.broken:
+                raise RuntimeError(f"a rank's share of a version cannot be brought: {outcome.broken}")
         return outcomes
+
+
+def _outcome_of(error: Exception) -> _Outcome:
+    match error:
+        case NoRoomError():
+            return _Outcome(no_room=str(error))
+        case QuantisationError():
+            return _Outcome(not_quantised=str(error))
+        case _:
+            return _Outcome(broken=f"{type(error).__name__}: {error}")
 
 
 def _put(filling: Filling, name: str, tensor: Tensor, layout: Layout) -> None:

@@ -3,6 +3,9 @@
     held   engines on the trainer's host: the snapshot is the version; each engine verifies it and copies what changed
     http   each engine on a host of its own (an area of its own), over loopback
 
+    full      all is another       delta     one tensor of a hundred is another
+    elements  one element of a hundred is, in every tensor (http: chunks as what differs, weightsync/difference.py)
+
 Trainer, service and every engine are processes. Engines copy into memory and generate nothing (`stub`); one row per
 transport is real SGLang on a small model. limit_s is the sum of the passes that must be made, at the rates measured in this
 run: snapshot, hash of all, transfer, verify and apply of what changed. Rounds before memory is used again are not counted.
@@ -31,6 +34,7 @@ from tests.bench.weights_real import real_rounds
 
 _GIB: Final = 1 << 30
 _WARM: Final = 2
+_TENSORS_CHANGED: Final = {"full": TENSORS, "delta": TENSORS // 100}
 _MEMORY: Final = Path("/dev/shm")
 
 
@@ -88,21 +92,23 @@ async def _measured(
     """The rows of a load and, where `joins`, what an engine that comes late needs."""
     async with _line(load) as line:
         rows = []
-        for mode, count in (("full", TENSORS), ("delta", TENSORS // 100)):
-            changed = line.model.change(range(TENSORS))
-            for _ in range(_WARM if mode == "full" else 0):
-                await line.round()
+        for mode in ("full", "delta", *(["elements"] if load.transport == "http" else [])):
+            for _ in range(1 + (_WARM if mode == "full" else 0)):
                 line.model.change(range(TENSORS))
-            await line.round()
-            seconds, applied, stalls = [], [], len(line.stalls)
-            for _ in range(load.rounds):
-                changed = line.model.change(range(count))
-                times, swaps = await line.round()
-                seconds += times
-                applied += swaps
-            name, total = f"{load.transport}, stub", line.model.size_bytes
-            rows.append(_row(name, load.engines, mode, total, changed, seconds, applied, line.stalls[stalls:], rates))
+                await line.round()
+            rows.append(await _rounds(load, line, mode, rates))
         return rows, await _late_join(load, line) if joins else None
+
+
+async def _rounds(load: Load, line: Line, mode: str, rates: dict[str, float]) -> dict[str, Any]:
+    seconds, applied, stalls, total = [], [], len(line.stalls), line.model.size_bytes
+    for _ in range(load.rounds):
+        changed = line.model.nudge() if mode == "elements" else line.model.change(range(_TENSORS_CHANGED[mode]))
+        times, swaps = await line.round()
+        seconds += times
+        applied += swaps
+    name = f"{load.transport}, stub"
+    return _row(name, load.engines, mode, total, changed, seconds, applied, line.stalls[stalls:], rates)
 
 
 def _row(
@@ -118,7 +124,10 @@ def _row(
 ) -> dict[str, Any]:
     pauses = [one.pause_s for one in applied]
     copy, hashed, sent = (rates[name] * _GIB for name in ("memcpy_gib_s", "hash_gib_s", "loopback_gib_s"))
-    limit_s = total / copy + total / hashed + changed / hashed + changed / copy
+    touched = (
+        total if mode == "elements" else changed
+    )  # in every tensor something is another: all are verified and applied
+    limit_s = total / copy + total / hashed + touched / hashed + touched / copy
     limit_s += changed / sent if transport.startswith("http") else 0.0
     return {
         "transport": transport,
@@ -165,7 +174,9 @@ async def _line(load: Load) -> AsyncIterator[Line]:
     with contextlib.ExitStack() as parts:
         place = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="b4-", dir=_MEMORY)))
         area = SharedArea(place / "trainer")
-        service = Part("service", PartSpec("service", str(place), str(area.folder)))
+        service = Part(
+            "service", PartSpec("service", str(place), str(area.folder), keep_last=2 if load.transport == "http" else 1)
+        )
         parts.callback(service.stop)
         url = msgspec.json.decode(await service.answer())["url"]
         engines, tensor_bytes = [], 2 * Model(load.size_bytes).elements

@@ -26,6 +26,7 @@ from tests.bench.weights_parts import Applied, PartSpec
 TENSORS: Final = 100
 DEADLINE_S: Final = 300.0
 _STEP_BYTES: Final = 64
+_NUDGED: Final = 100
 _GIB: Final = 1 << 30
 
 
@@ -38,6 +39,7 @@ class Model:
         self._block = torch.randint(-(1 << 15), 1 << 15, (self.elements + shifts,), dtype=torch.int16)
         self._shift = list(range(TENSORS))
         self._next = TENSORS
+        self._nudged = 0
 
     @property
     def size_bytes(self) -> int:
@@ -48,6 +50,12 @@ class Model:
         for index in tensors:
             self._shift[index] = self._next = self._next % (64 * TENSORS - 1) + 1
         return 2 * self.elements * len(tensors)
+
+    def nudge(self) -> int:
+        """Every hundredth element of every tensor moves by one place, as a small step moves bfloat16; bytes that are others."""
+        self._nudged = (self._nudged + 1) % _NUDGED
+        self._block[self._nudged :: _NUDGED] ^= 1
+        return self.size_bytes // _NUDGED
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         for index, shift in enumerate(self._shift):

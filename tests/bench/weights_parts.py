@@ -33,7 +33,7 @@ from physarum.weightsync.target import PauseMode
 
 class PartSpec(msgspec.Struct, frozen=True):
     """`area`: the memory of the host on which the part runs; `url`: of the service; `tensors` of `tensor_bytes` each have
-    their place in an engine's memory before it is ready, as in a real one."""
+    their place in an engine's memory before it is ready, as in a real one. `keep_last`: versions that the service keeps."""
 
     name: str
     folder: str
@@ -41,6 +41,7 @@ class PartSpec(msgspec.Struct, frozen=True):
     url: str = ""
     tensors: int = 0
     tensor_bytes: int = 0
+    keep_last: int = 1
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -106,7 +107,9 @@ async def serve(spec: PartSpec) -> None:
         catalogue = Catalogue(folder / "manifests", store, False, area)
         data = DataServer(catalogue, None, "127.0.0.1")
         await data.start()
-        runner = web.AppRunner(checkpoint_app(store, catalogue, None, None, 1, -1.0, data=data), access_log=None)
+        runner = web.AppRunner(
+            checkpoint_app(store, catalogue, None, None, spec.keep_last, -1.0, data=data), access_log=None
+        )
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         _say({"url": f"http://127.0.0.1:{runner.addresses[0][1]}"})

@@ -38,7 +38,7 @@ class _Named:
 
 def probe(control: EngineControl) -> Probe:
     manifest = cast(Manifest, _Named())
-    return Probe(url=control.base_url, manifest=manifest, previous=None, vocabulary=VOCABULARY, control=control)
+    return Probe(control.base_url, manifest, previous=None, vocabulary=VOCABULARY, timeout_s=20.0, control=control)
 
 
 async def test_a_gate_sees_the_weights_that_are_on_trial(engine: LiveEngine, control: EngineControl) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -21,6 +21,8 @@ from physarum.actors.engine.errors import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
+from physarum.actors.engine.gate import Probe
+from physarum.weightsync.manifest import Manifest
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(20)]
 
@@ -70,6 +72,17 @@ async def test_server_that_cannot_flush_is_never_asked_to() -> None:
     body = server.bodies["/update_weights_from_disk"]
     assert body["flush_cache"] is False and body["abort_all_requests"] is False
     assert (can.spans, can.extra_key, can.flush_while_queued, can.radix_cache) == (False, True, False, False)
+
+
+async def test_a_gate_waits_for_an_engine_that_is_busy_with_what_it_had() -> None:
+    async def busy(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.3)
+        return web.json_response({"meta_info": {"input_token_logprobs": [[None, 5, None], [-0.5, 7, None]]}})
+
+    async with control_of(busy, timeout_s=0.1) as control:
+        manifest = cast(Manifest, None)
+        probe = Probe(control.base_url, manifest, previous=None, vocabulary=8, timeout_s=10.0, control=control)
+        assert await probe.logprobs([5, 7]) == [-0.5]
 
 
 async def test_in_place_needs_extra_key_or_no_cache() -> None:

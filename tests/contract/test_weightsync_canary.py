@@ -73,3 +73,55 @@ async def test_one_that_comes_back_is_canary_still(bus: Bus, publisher: Publishe
     async with asyncio.timeout(DEADLINE_S):
         assert await canary(bus, publisher, "same").admitted(FIRST)
         assert await canary(bus, publisher, "same").admitted(FIRST)
+
+
+async def test_a_canary_that_cannot_load_keeps_nobody_waiting(bus: Bus, publisher: Publisher) -> None:
+    broken, other = canary(bus, publisher, "broken"), canary(bus, publisher, "other")
+    async with asyncio.timeout(DEADLINE_S):
+        assert await broken.admitted(FIRST)
+        waiting = asyncio.create_task(other.admitted(FIRST))
+        await broken.leave(FIRST)
+        assert await waiting
+        await broken.leave(FIRST)  # it has no place any more: the other's stays
+        trial = await other.current()
+        assert trial is not None and set(trial.takers) == {"other"}
+
+
+async def test_one_that_comes_back_again_and_again_is_not_canary_for_ever(bus: Bus, publisher: Publisher) -> None:
+    same = canary(bus, publisher, "same", limit_s=60.0)
+    async with asyncio.timeout(DEADLINE_S):
+        await same.admitted(FIRST)
+        before = await same.current()
+        await same.admitted(FIRST)
+        assert await same.current() == before, "its time does not begin anew"
+
+
+async def test_who_comes_late_loads_what_passed_while_the_next_is_on_trial(bus: Bus, publisher: Publisher) -> None:
+    one, late = canary(bus, publisher, "one"), canary(bus, publisher, "late")
+    async with asyncio.timeout(DEADLINE_S):
+        assert await one.admitted(FIRST)
+        await one.vote(FIRST, None)
+        assert await one.admitted(SECOND)
+        assert not await late.admitted(FIRST)
+
+
+async def test_a_run_that_goes_on_with_fewer_canaries_ends_its_trial(bus: Bus, publisher: Publisher) -> None:
+    before = canary(bus, publisher, "one", places=2)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await before.admitted(FIRST)
+        await before.vote(FIRST, None)
+        now = canary(bus, publisher, "one", places=1)
+        assert await now.admitted(FIRST)
+        await now.vote(FIRST, None)
+        assert not await canary(bus, publisher, "two", places=1).admitted(FIRST)
+
+
+async def test_a_refusal_after_the_verdict_changes_nothing(bus: Bus, publisher: Publisher) -> None:
+    slow, next_one = canary(bus, publisher, "slow", limit_s=0.1), canary(bus, publisher, "next")
+    async with asyncio.timeout(DEADLINE_S):
+        assert await slow.admitted(FIRST)
+        assert await next_one.admitted(FIRST)
+        await next_one.vote(FIRST, None)
+        await slow.vote(FIRST, "too slow")
+        trial = await slow.current()
+        assert trial is not None and (trial.verdict, trial.passed) == ("passed", FIRST)

@@ -18,6 +18,7 @@ from physarum.weightsync.area import SharedArea
 from physarum.weightsync.data_server import DataServer
 from physarum.weightsync.difference import HEADER
 from physarum.weightsync.holdings import Holdings
+from physarum.weightsync.pace import Differences
 from physarum.weightsync.receiver import Receiver
 from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
@@ -47,7 +48,7 @@ async def client(service: Service) -> AsyncIterator[CheckpointClient]:
 class Host:
     """Another host's receiver, its engine, and what it serves to others."""
 
-    def __init__(self, folder: Path, client: CheckpointClient) -> None:
+    def __init__(self, folder: Path, client: CheckpointClient, differences: Differences = "always") -> None:
         self.engine, self.holdings, self.area = StubEngine(), Holdings(), SharedArea(folder)
         self.receiver = Receiver(
             self.engine,
@@ -55,7 +56,7 @@ class Host:
             client.session,
             live=Version("policy", 1, 0),
             holdings=self.holdings,
-            differences="always",
+            differences=differences,
         )
 
 
@@ -97,6 +98,30 @@ async def test_a_difference_that_is_none_costs_a_whole_chunk_and_is_counted(
     record = await host.receiver.apply(second, [service.url], TOKEN)
     assert record.bytes_fetched == second.total_bytes and same(host.engine.weights, weights(1))
     assert host.receiver.checksum_failures == len(second.sizes())
+
+
+@pytest.mark.parametrize("policy", ["always", "auto"])
+@pytest.mark.parametrize("how", ["refuses", "hangs up"])
+async def test_a_service_that_fails_at_differences_costs_whole_chunks(
+    service: Service, client: CheckpointClient, area: SharedArea, tmp_path: Path, how: str, policy: Differences
+) -> None:
+    """The failure of one difference was that of the version, at each attempt."""
+
+    def fail(request: web.Request) -> web.Response | None:
+        if "base" not in request.query:
+            return None
+        if how == "hangs up":
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=500)
+
+    host = Host(tmp_path / "host", client, policy)
+    first = await publish(service, client, 1, weights(0), area=area, chunk_bytes=CHUNK_BYTES)
+    await host.receiver.apply(first, [service.url], TOKEN)
+    service.before = fail
+    second = await publish(service, client, 2, weights(1), area=area, chunk_bytes=CHUNK_BYTES)
+    record = await host.receiver.apply(second, [service.url], TOKEN)
+    assert record.bytes_fetched == second.total_bytes and same(host.engine.weights, weights(1))
 
 
 async def test_a_difference_to_another_base_is_verified_like_all_else(

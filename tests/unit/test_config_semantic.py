@@ -41,6 +41,10 @@ def load(folder: Path, *words: str) -> RootConfig:
         ),
         (["bus.replicas=3"], ["`bus.replicas: 3` without `bus.url`", "docs/external-bus.md"]),
         (["trainer.ordered=true"], ["`age.bound: 2` with `trainer.ordered: true`", "set `age.bound: 0`"]),
+        (  # the next batch waits for the version that a canary refused, for ever
+            ["trainer.ordered=true", "age.bound=0", "engines.policy.canary={}"],
+            ["`engines.policy.canary` with `trainer.ordered: true`", "remove `engines.policy.canary`"],
+        ),
         (["source.group_size=1"], ["`source.group_size: 1` with `trainer.algorithm.advantage: grpo`"]),
         (
             ["trainer.algorithm.correction=none"],

@@ -66,6 +66,19 @@ def test_a_spare_that_a_late_reader_has_opened_is_not_taken(area: SharedArea) ->
     os.close(late)
 
 
+def test_a_version_that_a_stopped_process_was_giving_up_is_not_waited_for(area: SharedArea) -> None:
+    import fcntl
+
+    held(area, LABEL, b"one")
+    stopped = os.open(area.path(LABEL), os.O_RDWR)
+    fcntl.flock(stopped, fcntl.LOCK_EX)
+    assert area.open(LABEL) is None
+    os.close(stopped)
+    reader = area.open(LABEL)
+    assert reader is not None and read(reader) == b"one"
+    os.close(reader)
+
+
 def test_readers_and_writers_at_once_see_whole_versions(area: SharedArea) -> None:
     """A reader of whatever is newest always finds one version's bytes, while each version takes the place of an older one."""
     size, torn, stop = 64 << 10, [], threading.Event()

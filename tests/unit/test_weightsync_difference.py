@@ -53,7 +53,9 @@ def test_the_smaller_form_is_sent(share: float, kind: bytes, most: float) -> Non
     assert data is not None and data[:1] == kind and len(data) < most * len(old)
 
 
-@pytest.mark.parametrize(("other", "width"), [(chunk(2, 9), 2), (chunk(2)[:-2], 2), (chunk(2), 3), (chunk(2)[:-1], 2)])
+@pytest.mark.parametrize(
+    ("other", "width"), [(chunk(2, 9), 2), (chunk(2)[:-2], 2), (chunk(2), 3), (chunk(2), 0), (chunk(2)[:-1], 2)]
+)
 def test_what_does_not_compare_is_no_difference(other: bytearray, width: int) -> None:
     assert encode_difference(memoryview(chunk(2)), memoryview(other), width) is None
 
@@ -128,6 +130,21 @@ def test_only_as_many_are_kept_as_fit_and_a_failure_is_not_one() -> None:
     assert kept.get(("x", "base", 2), lambda: None) is None
 
 
+def test_one_that_failed_while_another_was_accounted_stays_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a computation's end and its account another one's account saw it as done, and dropped it by its result."""
+    kept = Differences(kept_bytes=1000)
+    account, late = kept._account, []
+    monkeypatch.setattr(kept, "_account", lambda key, done: late.append((key, done)))
+    with pytest.raises(OSError, match="gone"):
+        kept.get(("failed", "base", 2), lambda: (_ for _ in ()).throw(OSError("gone")))
+    kept.get(("first", "base", 2), lambda: bytes(600))
+    kept.get(("second", "base", 2), lambda: bytes(600))
+    kept.close()  # all have ended, and said so
+    for key, done in reversed(late):
+        account(key, done)
+    assert set(kept._found) == {("first", "base", 2)} and kept._bytes == 600 + 256
+
+
 def test_the_quicker_way_is_taken_and_the_other_one_tried_again() -> None:
     pace, costs, chosen = Pace("auto"), {True: 2.0, False: 1.0}, []
     for step in range(300):
@@ -138,3 +155,18 @@ def test_the_quicker_way_is_taken_and_the_other_one_tried_again() -> None:
         pace.took(way, costs[way])
     assert sum(chosen[:150]) <= 8 and sum(chosen[-50:]) >= 45
     assert all(Pace("always").chosen() for _ in range(3)) and not Pace("never").chosen()
+
+
+def test_a_way_that_fails_is_not_the_quicker_one_however_soon_it_fails() -> None:
+    pace = Pace("auto")
+    chosen = []
+    for _ in range(100):
+        way = pace.chosen()
+        chosen.append(way)
+        if way:
+            pace.failed_as_difference()
+        else:
+            pace.took(False, 1.0)
+    assert sum(chosen) <= 3 + 100 // 32
+    pace.took(True, 0.5)  # it comes as a difference again
+    assert sum(pace.chosen() for _ in range(20)) == 20

@@ -1,6 +1,6 @@
 """DeepSeek-V3 and its like (arXiv 2412.19437): mbridge's names, with the configuration that transformers reads.
 
-mbridge's configuration has no expert groups and builds the draft layers, which nothing here trains (draft.py).
+mbridge's configuration has no expert groups and builds the draft layers, which nothing here trains (draft_layers.py).
 """
 
 from collections.abc import Mapping

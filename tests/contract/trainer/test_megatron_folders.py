@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from test_megatron_parallel import started
 from typer.testing import CliRunner
 
 from physarum.actors.actorctl.checkpoints import app
-from physarum.actors.tools.errors import ConversionError
+from physarum.actors.tools import hf_export
+from physarum.actors.tools.access import OpenRun
+from physarum.actors.tools.errors import ConversionError, RunUnfitError
 from physarum.actors.tools.hf_export import write_trained
 from physarum.actors.tools.megatron_folders import import_hf, import_megatron
 from physarum.actors.trainer.batch import TrainSequence
@@ -138,3 +141,13 @@ def test_what_does_not_fit_leaves_nothing(model_folder: Folder, tmp_path: Path) 
     with pytest.raises(ConversionError, match=r"config\.json"):
         import_hf(tmp_path, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["megatron"]
+
+
+def test_a_place_that_takes_no_folder_is_named(model_folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    out, model = tmp_path / "file" / "out", model_folder()
+    run = cast(OpenRun, SimpleNamespace(name="mine", folder=SimpleNamespace(start_model=model)))
+    with pytest.raises(RunUnfitError, match=r"in(to)? .*file .*a place to write"):
+        hf_export._write(run, None, out, None)
+    with pytest.raises(ConversionError, match=r"in(to)? .*file .*a place to write"):
+        import_hf(model, out)

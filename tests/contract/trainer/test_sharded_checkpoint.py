@@ -105,9 +105,10 @@ def test_megatron_itself_reads_it_and_no_process_was_started(
 ) -> None:
     world = start(config)
     world.step(make_batch())
+    before = {child.pid for child in psutil.Process().children()}  # other tests' fixtures
     monkeypatch.setattr(subprocess, "Popen", None)
     world.save(tmp_path)
-    assert psutil.Process().children() == []
+    assert {child.pid for child in psutil.Process().children()} <= before
     assert is_torch_dist(tmp_path)
     assert dist_checkpointing.load_common_state_dict(str(tmp_path))["checkpoint_version"] == 3.0
     found = dist_checkpointing.load_plain_tensors(str(tmp_path))
