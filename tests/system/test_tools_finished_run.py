@@ -218,19 +218,20 @@ def _only_in_the_mirror(runs: Runs, name: str, mirror: Path) -> None:
 
 
 def _mirror_of_the_forked_run(runs: Runs, mirror: Path) -> None:
-    """The newest two are there; one comes back to disk; damage there is named and brought back by nobody."""
-    listed = runs.json("checkpoints", "ls", "forked")["checkpoints"]
-    assert [(one["name"], one["mirrored"]) for one in listed] == [("1.1", False), ("2.2", True), ("2.3", True)]
+    """The newest is there; which others are is a matter of pace. One comes back to disk; what is damaged there never does."""
+    there = {one["name"]: one["mirrored"] for one in runs.json("checkpoints", "ls", "forked")["checkpoints"]}
+    assert list(there) == ["1.1", "2.2", "2.3"] and there["2.3"]
+    assert len(list((mirror / "forked").iterdir())) == sum(there.values()) <= 2  # checkpoint.mirror_keep
+    assert runs.json("checkpoints", "mirror", "forked")["sent_bytes"] == 0
+    for name in ("1.1", "2.2"):
+        assert (runs.json("checkpoints", "mirror", "forked", name)["sent_bytes"] > 0) is not there[name]
+    verified = runs.json("checkpoints", "verify", "forked", "--mirror")["checkpoints"]
+    assert [(one["name"], one["fault"]) for one in verified] == [("1.1", ""), ("2.2", ""), ("2.3", "")]
     shutil.rmtree(runs.folder / "runs/forked/checkpoints/2.2")
     brought = runs.json("checkpoints", "restore", "forked", "2.2")
     assert brought["brought_bytes"] > 0 and brought["checkpoint"]["on_disk"]
     assert runs.json("checkpoints", "restore", "forked")["brought_bytes"] == 0
     assert [one["fault"] for one in runs.json("checkpoints", "verify", "forked")["checkpoints"]] == ["", "", ""]
-    there = runs.json("checkpoints", "verify", "forked", "--mirror")["checkpoints"]
-    assert [(one["name"], one["fault"]) for one in there] == [("2.2", ""), ("2.3", "")]
-    assert runs.json("checkpoints", "mirror", "forked")["sent_bytes"] == 0
-    assert runs.json("checkpoints", "mirror", "forked", "1.1")["sent_bytes"] > 0
-    assert all(one["mirrored"] for one in runs.json("checkpoints", "ls", "forked")["checkpoints"])
     file = next(mirror.glob("forked/2.3-*/*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     damaged = runs.actorctl("checkpoints", "verify", "forked", "2.3", "--mirror")
