@@ -25,7 +25,7 @@ class CheckpointConfig(Section):
     mirror_keep: Count | None = None
     """Checkpoints kept there; null: as many as `keep_last`."""
     mirror_timeout_s: Seconds = 300.0
-    """Longest silence of the store, in which it takes or gives no further block (of up to 128 MiB)."""
+    """Longest silence of the store, in which it takes or gives no further part of a file (s3fs: 50 MiB)."""
     keep_exports: Count | None = 3
     """Versions kept in `exports/` (`trainer.export_every`), the newest ones; null keeps all."""
     token_env: VariableName | None = None

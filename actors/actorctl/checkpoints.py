@@ -1,4 +1,4 @@
-"""`actorctl checkpoints ls|save|verify|restore|export-hf|import-hf|import-megatron`: training states, and as folders."""
+"""`actorctl checkpoints ls|save|verify|mirror|restore|export-hf|import-hf|import-megatron`: states, and as folders."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ from physarum.actors.tools.access import opened
 from physarum.actors.tools.saved import Saved
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False)]
+OneOrLast = Annotated[
+    Optional[str],  # noqa: UP045  # typer reads the annotation at run time
+    typer.Argument(help="One of them, for example 1.20; by default the one that the run goes on from."),
+]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not be there.")]
 
 app = group("Durable training states: weights, optimizer, generators and the place in the sample log.")
@@ -59,13 +63,25 @@ def verify(
         saved.refuse_faulty(found)
 
 
+@app.command("mirror", epilog=exits.HELP)
+def mirror(
+    name: Target,
+    checkpoint: OneOrLast = None,
+    root: Root = target.RUNS,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Copy a checkpoint to the mirror now; the trainer does it by itself, and tries again only with the next one."""
+    with exits.reported(verbose):
+        found, sent = uvloop.run(_mirrored(target.find(name, root), checkpoint))
+        did = f"was copied to the mirror ({sent} bytes)" if sent else "is in the mirror: nothing to copy"
+        say({"checkpoint": found, "sent_bytes": sent}, f"checkpoint {found.name} {did}", as_json)
+
+
 @app.command("restore", epilog=exits.HELP)
 def restore(
     name: Target,
-    checkpoint: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(help="One of them, for example 1.20; by default the one that the run goes on from."),
-    ] = None,
+    checkpoint: OneOrLast = None,
     root: Root = target.RUNS,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -149,6 +165,11 @@ async def _listed(folder: RunFolder) -> tuple[list[Saved], str]:
             return found, str(error)
 
 
+async def _mirrored(folder: RunFolder, name: str | None) -> tuple[Saved, int]:
+    async with opened(folder, "checkpoints") as run:
+        return await mirrored.copy(run, name)
+
+
 async def _restored(folder: RunFolder, name: str | None) -> tuple[Saved, int]:
     async with opened(folder, "checkpoints") as run:
         return await mirrored.restore(run, name)
@@ -161,7 +182,7 @@ async def _save(folder: RunFolder) -> dict[str, Any]:
 
 async def _verified(folder: RunFolder, name: str | None, mirror: bool) -> list[Saved]:
     async with opened(folder, "checkpoints") as run:
-        return await (mirrored if mirror else saved).verified(run, name)
+        return await (mirrored.verified(run, name) if mirror else saved.verified(run, name))
 
 
 def _print(found: list[Saved], as_json: bool) -> None:

@@ -5,7 +5,7 @@ Invariant: after any write, and after none, a checkpoint is there whole or does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
@@ -28,10 +28,10 @@ def copy(store: Store, folder: Path, checkpoint: Named, moved: Moved) -> int:
         )
     sent = 0
     for file, expected in files.items():
-        size, found = store.write(checkpoint, file, _blocks(folder / file), moved)
+        found = _digest(_blocks(folder / file), moved)
         if found != expected:
             raise MirrorUnfitError(f"checkpoint file {folder / file} has digest {found}, expected {expected}")
-        sent += size
+        sent += store.write(checkpoint, folder / file, moved)
     store.conclude(checkpoint, listing)
     return sent + len(listing)
 
@@ -59,16 +59,12 @@ def fault(store: Store, checkpoint: Named, moved: Moved) -> str:
     if listing is None:
         return f"{store.name(checkpoint)} is not there, or not whole"
     for file, expected in read_digests(listing).items():
-        state = xxhash.xxh3_128()
         try:
-            for block in store.read(checkpoint, file, moved):
-                state.update(block)
+            found = _digest(store.read(checkpoint, file), moved)
         except FileNotFoundError:
             return f"{store.name(checkpoint)}/{file} is missing"
-        if state.hexdigest() != expected:
-            return (
-                f"{store.name(checkpoint)}/{file} has digest {state.hexdigest()}, expected {expected}: it was altered"
-            )
+        if found != expected:
+            return f"{store.name(checkpoint)}/{file} has digest {found}, expected {expected}: it was altered"
     return ""
 
 
@@ -94,9 +90,10 @@ def _bring(store: Store, checkpoint: Named, file: str, expected: str, folder: Pa
     state = xxhash.xxh3_128()
     try:
         with (folder / file).open("wb") as out:
-            for block in store.read(checkpoint, file, moved):
+            for block in store.read(checkpoint, file):
                 out.write(block)
                 state.update(block)
+                moved()
             size = out.tell()
     except FileNotFoundError as error:
         raise MirrorUnfitError(f"{store.name(checkpoint)}/{file} is missing ({error})") from error
@@ -105,6 +102,14 @@ def _bring(store: Store, checkpoint: Named, file: str, expected: str, folder: Pa
             f"{store.name(checkpoint)}/{file} has digest {state.hexdigest()}, expected {expected}: it was altered"
         )
     return size
+
+
+def _digest(blocks: Iterable[bytes], moved: Moved) -> str:
+    state = xxhash.xxh3_128()
+    for block in blocks:
+        state.update(block)
+        moved()
+    return state.hexdigest()
 
 
 def _blocks(file: Path) -> Iterator[bytes]:

@@ -9,19 +9,22 @@ Invariant: where a listing can be read and has the checkpoint's digest, every fi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import fsspec  # type: ignore[import-untyped]
-import xxhash
+from fsspec.callbacks import Callback  # type: ignore[import-untyped]
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 
 from physarum.actors.mirror.errors import MirrorError, MirrorUnfitError
 from physarum.actors.mirror.records import Named
 from physarum.actors.trainer.digests import DIGESTS, digest_of, read_digests
 from physarum.bus.errors import CodecError
 
-BLOCK_BYTES: Final = 128 << 20
-"""Written and read at a time: enough that a client sends parts of it beside each other."""
+BLOCK_BYTES: Final = 64 << 20
+"""Read at a time: a request each."""
 
 Moved = Callable[[], None]
 """Called whenever the store has taken or given something."""
@@ -54,6 +57,18 @@ def client(url: str) -> tuple[Any, str]:
     return system, path
 
 
+class _Told(Callback):  # type: ignore[misc]  # fsspec is not typed
+    """Passes on that something moved."""
+
+    def __init__(self, moved: Moved) -> None:
+        super().__init__()
+        self._moved = moved
+
+    def call(self, hook_name: str | None = None, **values: object) -> None:
+        """Called by the store's client at every part."""
+        self._moved()
+
+
 class Store:
     """What is under one URL."""
 
@@ -78,20 +93,17 @@ class Store:
             return None
         return found if same else None
 
-    def write(self, checkpoint: Named, file: str, blocks: Iterable[bytes], moved: Moved) -> tuple[int, str]:
-        """Returns size and digest of what was sent. Raises MirrorError when the store has another size."""
-        path, size, state = self._path(checkpoint, file), 0, xxhash.xxh3_128()
-        with self._system.open(path, "wb") as out:
-            for block in blocks:
-                out.write(block)
-                state.update(block)
-                size += len(block)
-                moved()
-        moved()
+    def write(self, checkpoint: Named, source: Path, moved: Moved) -> int:
+        """Sends a file, as the store's client does it best; returns its size. Raises MirrorError when the store has another."""
+        path, size = self._path(checkpoint, source.name), source.stat().st_size
+        if isinstance(self._system, LocalFileSystem):  # its own copy says nothing until it is done
+            AbstractFileSystem.put_file(self._system, str(source), path, callback=_Told(moved))
+        else:
+            self._system.put_file(str(source), path, callback=_Told(moved))
         found = self._system.info(path)["size"]
         if found != size:
-            raise MirrorError(f"{self.name(checkpoint)}/{file} has {found} bytes; {size} were sent")
-        return size, state.hexdigest()
+            raise MirrorError(f"{self.name(checkpoint)}/{source.name} has {found} bytes; {size} were sent")
+        return size
 
     def conclude(self, checkpoint: Named, listing: bytes) -> None:
         """Makes it count. Raises MirrorError when the store answers otherwise."""
@@ -99,11 +111,10 @@ class Store:
         if self.listing(checkpoint) is None:
             raise MirrorError(f"{self.name(checkpoint)}: the store took {DIGESTS} and gives back something else")
 
-    def read(self, checkpoint: Named, file: str, moved: Moved) -> Iterator[bytes]:
+    def read(self, checkpoint: Named, file: str) -> Iterator[bytes]:
         """Raises FileNotFoundError."""
         with self._system.open(self._path(checkpoint, file), "rb") as opened:
             while block := opened.read(BLOCK_BYTES):
-                moved()
                 yield block
 
     def remove(self, checkpoint: Named) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import msgspec
 
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.mirror.asking import ask, mirror_url
-from physarum.actors.mirror.records import Named, Survey, Surveyed, Verified, Verify
+from physarum.actors.mirror.records import Copied, Copy, Named, Survey, Surveyed, Verified, Verify
 from physarum.actors.mirror.restoring import bring_back
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError, RunUnfitError
@@ -38,6 +39,21 @@ async def verified(run: OpenRun, name: str | None) -> list[Saved]:
     request = Verify(url, [_named(one) for one in chosen])
     faults = (await ask(request, Verified, run.config.checkpoint.mirror_timeout_s)).faults
     return [msgspec.structs.replace(one, fault=fault) for one, fault in zip(chosen, faults, strict=True)]
+
+
+async def copy(run: OpenRun, name: str | None) -> tuple[Saved, int]:
+    """Copies a checkpoint that is on disk (by default the one that the run goes on from) now; returns it and the bytes sent,
+    0 where it was there. Raises NotInRunError, RunUnfitError, MirrorError, MirrorUnfitError."""
+    url, chosen = _url(run), await _chosen(run, name)
+    if not chosen.on_disk:
+        raise NotInRunError(f"checkpoint {chosen.name} of run {run.name} is not on disk")
+    folder = await asyncio.to_thread(Checkpoints(run.folder.checkpoints).linked, chosen.name)
+    try:
+        request = Copy(url=url, folder=str(folder), checkpoint=_named(chosen))
+        copied = await ask(request, Copied, run.config.checkpoint.mirror_timeout_s)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    return msgspec.structs.replace(chosen, mirrored=True), copied.size_bytes
 
 
 async def restore(run: OpenRun, name: str | None) -> tuple[Saved, int]:

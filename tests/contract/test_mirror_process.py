@@ -50,7 +50,7 @@ class Half:
             self.file.write(block[: len(block) // 2])
             self.file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        self.file.write(block)
+        return self.file.write(block)
 
 fsspec.register_implementation("file", Dying, clobber=True)
 process.main()

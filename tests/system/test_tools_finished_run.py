@@ -94,7 +94,7 @@ def test_checkpoints_are_listed_verified_and_a_damaged_one_is_named(runs: Runs) 
     assert damaged.returncode == 1
     assert f"checkpoint file {file} has digest" in damaged.stderr
     assert runs.actorctl("checkpoints", "verify", "small", "1.9").returncode == 5
-    for without in (["verify", "small", "--mirror"], ["restore", "small"]):
+    for without in (["verify", "small", "--mirror"], ["restore", "small"], ["mirror", "small"]):
         refused = runs.actorctl("checkpoints", *without)
         assert refused.returncode == 2 and "run small has no mirror" in refused.stderr
     save = runs.actorctl("checkpoints", "save", "small")
@@ -218,16 +218,20 @@ def _only_in_the_mirror(runs: Runs, name: str, mirror: Path) -> None:
 
 
 def _mirror_of_the_forked_run(runs: Runs, mirror: Path) -> None:
-    """The newest two are there; one comes back to disk; damage there is named and brought back by nobody."""
-    listed = runs.json("checkpoints", "ls", "forked")["checkpoints"]
-    assert [(one["name"], one["mirrored"]) for one in listed] == [("1.1", False), ("2.2", True), ("2.3", True)]
+    """The newest is there; which others are is a matter of pace. One comes back to disk; what is damaged there never does."""
+    there = {one["name"]: one["mirrored"] for one in runs.json("checkpoints", "ls", "forked")["checkpoints"]}
+    assert list(there) == ["1.1", "2.2", "2.3"] and there["2.3"]
+    assert len(list((mirror / "forked").iterdir())) == sum(there.values()) <= 2  # checkpoint.mirror_keep
+    assert runs.json("checkpoints", "mirror", "forked")["sent_bytes"] == 0
+    for name in ("1.1", "2.2"):
+        assert (runs.json("checkpoints", "mirror", "forked", name)["sent_bytes"] > 0) is not there[name]
+    verified = runs.json("checkpoints", "verify", "forked", "--mirror")["checkpoints"]
+    assert [(one["name"], one["fault"]) for one in verified] == [("1.1", ""), ("2.2", ""), ("2.3", "")]
     shutil.rmtree(runs.folder / "runs/forked/checkpoints/2.2")
     brought = runs.json("checkpoints", "restore", "forked", "2.2")
     assert brought["brought_bytes"] > 0 and brought["checkpoint"]["on_disk"]
     assert runs.json("checkpoints", "restore", "forked")["brought_bytes"] == 0
     assert [one["fault"] for one in runs.json("checkpoints", "verify", "forked")["checkpoints"]] == ["", "", ""]
-    there = runs.json("checkpoints", "verify", "forked", "--mirror")["checkpoints"]
-    assert [(one["name"], one["fault"]) for one in there] == [("2.2", ""), ("2.3", "")]
     file = next(mirror.glob("forked/2.3-*/*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     damaged = runs.actorctl("checkpoints", "verify", "forked", "2.3", "--mirror")

@@ -32,6 +32,8 @@ class FailingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec is no
     """Memory in which operation `fails_at` (counted from 0) raises `error`; of a write the first half is there then."""
 
     protocol = "failing"
+    blocksize = 400
+    """A file is written in blocks of so many bytes."""
     cachable = False
     fails_at: int | None = None
     error: type[BaseException] = OSError
@@ -60,6 +62,9 @@ class FailingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec is no
         if cut:
             raise self.error
 
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """An object store has no folders."""
+
     def rm_file(self, path: str) -> None:
         if self.fails():
             raise self.error
@@ -85,11 +90,12 @@ class Writing:
     def __exit__(self, *raised: object) -> None:
         self._file.close()
 
-    def write(self, block: bytes) -> None:
+    def write(self, block: bytes) -> int:
         cut = FailingFileSystem.fails()
         self._file.write(block[: len(block) // 2] if cut else block)
         if cut:
             raise FailingFileSystem.error
+        return len(block)
 
 
 @pytest.fixture(params=["memory", "failing", "file"])
