@@ -98,9 +98,10 @@ def test_a_store_that_lost_a_file_is_refused(folder: Path) -> None:
     ("damage", "words"),
     [
         pytest.param(flip, "has digest", id="altered"),
-        pytest.param(Path.unlink, "is missing; restore it from a copy", id="missing", marks=pytest.mark.slow),
+        pytest.param(Path.unlink, "is missing; restore it from a copy", id="missing"),
     ],
 )
+@pytest.mark.slow
 def test_a_damaged_checkpoint_ends_the_run_by_its_files_name(folder: Path, damage: object, words: str) -> None:
     victim = max(newest_checkpoint(folder).iterdir(), key=lambda path: path.stat().st_size)
     assert callable(damage)

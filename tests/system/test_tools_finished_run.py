@@ -186,7 +186,9 @@ def test_a_replay_is_bit_equal_with_the_same_trainer_and_takes_another_ones_sett
     assert (lineage["kind"], lineage["parent"], lineage["facts"]["first"]) == ("replay", "small", 5)
 
 
-def test_a_fork_goes_on_from_its_checkpoint_with_the_log_from_there(runs: Runs) -> None:
+@pytest.fixture(scope="module")
+def mirror(runs: Runs) -> Path:
+    """Holds the checkpoints of the run `forked`, which is at its end; it began with none on disk."""
     mirror = runs.folder / "mirror"
     settings = ("trainer.lr=0.002", f"checkpoint.mirror=file://{mirror}", "checkpoint.mirror_keep=2")
     made = runs.json("fork", "small", "--at-step", "1", "--run", "forked", *settings)
@@ -194,17 +196,7 @@ def test_a_fork_goes_on_from_its_checkpoint_with_the_log_from_there(runs: Runs) 
     _only_in_the_mirror(runs, "forked", mirror)
     done = runs.up("up", "runs/forked/config.yaml", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
-    account = json.loads(done.stdout)["account"]
-    assert (account["issued"], account["trained"], account["imbalance"], account["double_trained"]) == (10, 10, 0, 0)
-    [step] = runs.json("ledger", "forked", "--step", "2")["steps"]
-    assert (step["epoch"], [one["sequence"] for one in step["executions"]]) == (2, [5, 6, 7, 8])
-    assert step["metrics"]["lr"] == 0.002
-    refused = runs.actorctl("fork", "small", "--at-step", "7", "--run", "nothing")
-    assert refused.returncode == 5
-    assert "there are those of steps 1, 2, 3" in refused.stderr
-    assert not (runs.folder / "runs" / "nothing").exists()
-    assert "was brought back from file://" in runs.actorctl("logs", "forked", "trainer-0").stdout
-    _mirror_of_the_forked_run(runs, mirror)
+    return mirror
 
 
 def _only_in_the_mirror(runs: Runs, name: str, mirror: Path) -> None:
@@ -217,8 +209,23 @@ def _only_in_the_mirror(runs: Runs, name: str, mirror: Path) -> None:
     )
 
 
-def _mirror_of_the_forked_run(runs: Runs, mirror: Path) -> None:
-    """The newest is there; which others are is a matter of pace. One comes back to disk; what is damaged there never does."""
+@pytest.mark.usefixtures("mirror")
+def test_a_fork_goes_on_from_its_checkpoint_with_the_log_from_there(runs: Runs) -> None:
+    account = runs.json("ledger", "forked")
+    assert (account["issued"], account["trained"], account["imbalance"], account["double_trained"]) == (10, 10, 0, 0)
+    [step] = runs.json("ledger", "forked", "--step", "2")["steps"]
+    assert (step["epoch"], [one["sequence"] for one in step["executions"]]) == (2, [5, 6, 7, 8])
+    assert step["metrics"]["lr"] == 0.002
+    refused = runs.actorctl("fork", "small", "--at-step", "7", "--run", "nothing")
+    assert refused.returncode == 5
+    assert "there are those of steps 1, 2, 3" in refused.stderr
+    assert not (runs.folder / "runs" / "nothing").exists()
+    assert "was brought back from file://" in runs.actorctl("logs", "forked", "trainer-0").stdout
+
+
+@pytest.mark.slow
+def test_a_checkpoint_comes_back_from_the_mirror_and_a_damaged_one_never_does(runs: Runs, mirror: Path) -> None:
+    """The newest is there; which others are is a matter of pace."""
     there = {one["name"]: one["mirrored"] for one in runs.json("checkpoints", "ls", "forked")["checkpoints"]}
     assert list(there) == ["1.1", "2.2", "2.3"] and there["2.3"]
     assert len(list((mirror / "forked").iterdir())) == sum(there.values()) <= 2  # checkpoint.mirror_keep

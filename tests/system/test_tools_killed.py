@@ -54,7 +54,7 @@ FURTHER = ["unfinished", "bus/endpoint.json"]
 
 
 @pytest.mark.parametrize("where", ["bus/server.json", *(pytest.param(one, marks=pytest.mark.slow) for one in FURTHER)])
-@pytest.mark.parametrize("tool", COMMANDS)
+@pytest.mark.parametrize("tool", ["import", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fork", "replay"))])
 def test_a_run_whose_maker_was_killed_is_no_run_and_is_made_anew(runs: Runs, tool: str, where: str) -> None:
     runs.json("export", "small", "out.jsonl")
     name = f"{tool}-{Path(where).stem}"

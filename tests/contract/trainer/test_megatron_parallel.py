@@ -151,12 +151,12 @@ def _save_model(folder: Path, kind: str, **settings: Any) -> None:
 
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "tp2-sequence-parallel": ("tied", {"ranks": 2, "tp": 2}),
     "pp2": ("tied", {"ranks": 2, "pp": 2}),
 }
 SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp2-sequence-parallel": ("tied", {"ranks": 2, "tp": 2}),  # test_megatron_ranks.py has a quick one
     "dp2": ("tied", {"ranks": 2}),  # test_megatron_ranks.py has the plain one
-    "cp2": ("tied", {"ranks": 2, "cp": 2}),  # the quick test_replay_ranks.py has one with experts
+    "cp2": ("tied", {"ranks": 2, "cp": 2}),
     "ep2": ("moe", {"ranks": 2, "ep": 2}),
     "tp2": ("untied", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),
     "tp2-tied": ("tied", {"ranks": 2, "tp": 2, "megatron": {"sequence_parallel": False}}),

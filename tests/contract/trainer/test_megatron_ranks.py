@@ -72,7 +72,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=pytest.mark.slow) if one == "dp2" else one for one in KINDS])
 def test_two_ranks_equal_one(alone: Alone, tmp_path: Path, kind: str) -> None:
     """One spawn, all checks: log-probabilities, export, two steps, refusal, save and load, and the one rank's state."""
     world = World.start(msgspec.structs.replace(alone.config, **KINDS[kind]))
@@ -137,7 +137,15 @@ def test_a_killed_rank_is_named_and_the_world_is_over(alone: Alone, pair: tuple[
         world.step(alone.batch)
 
 
-@pytest.mark.parametrize("pair", [{}, {"pp": 2}, {"cp": 2}], ids=["dp", "pp", "cp"], indirect=True)
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param({}, id="dp"),
+        pytest.param({"pp": 2}, id="pp", marks=pytest.mark.slow),
+        pytest.param({"cp": 2}, id="cp", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 def test_a_hanging_rank_is_an_error_within_the_deadline(alone: Alone, pair: tuple[World, psutil.Process]) -> None:
     world, child = pair
     os.kill(child.pid, signal.SIGSTOP)

@@ -23,12 +23,10 @@ from physarum.actors.trainer.algorithm_settings import Replay
 from physarum.actors.trainer.batch import Float32, TrainSequence
 from physarum.actors.trainer.world import World
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "cp2": {"ranks": 2, "cp": 2},
-}
-SLOW_SHAPES: dict[str, dict[str, Any]] = {
     "pp2-recomputed": {"ranks": 2, "pp": 2, "megatron": RECOMPUTED},
     "dp2": {"ranks": 2},
     "tp2-sequence-parallel": {"ranks": 2, "tp": 2},
@@ -60,17 +58,8 @@ def _steps(world: World, sequences: list[TrainSequence]) -> list[Step]:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_several_ranks_replay_as_one(experts_folder: Path, alone: Any, name: str) -> None:
-    _check_shape(experts_folder, alone, SHAPES[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW_SHAPES)
-def test_further_shapes_replay_as_one(experts_folder: Path, alone: Any, name: str) -> None:
-    _check_shape(experts_folder, alone, SLOW_SHAPES[name])
-
-
-def _check_shape(experts_folder: Path, alone: Any, shape: dict[str, Any]) -> None:
     sequences, logprobs, engine, own = alone
+    shape = SHAPES[name]
     with started(experts_folder, Replay(routing="R3", nucleus=True), minibatches=2, **shape) as world:
         same(world.logprobs(sequences), logprobs, 1e-5)
         _same_steps(_steps(world, sequences), engine)
