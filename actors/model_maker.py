@@ -29,6 +29,7 @@ from physarum.configs.hooks import Hook
 from physarum.configs.loader import digest, resolve
 from physarum.configs.model import FactoryConfig, HubConfig
 from physarum.configs.root import RootConfig
+from physarum.configs.rows import RowsConfig
 from physarum.configs.run import RunConfig
 
 _FACTORY_TIMEOUT_S: Final = 3600.0
@@ -177,12 +178,17 @@ def sources_digest(hooks: Iterable[Hook]) -> bytes:
 
 
 def _hooks(config: RootConfig) -> list[Hook]:
-    named = [config.source.hook, config.rollout.generate, config.reward.hook]
+    named = [_hook_of(config.source), config.rollout.generate, config.reward.hook]
     if config.evaluation is not None:
-        named.append(config.evaluation.hook)
+        named.append(_hook_of(config.evaluation))
     if config.model.factory is not None:
         named.append(config.model.factory.hook)
     return [hook for hook in named if hook is not None]
+
+
+def _hook_of(part: RowsConfig) -> Hook | None:
+    found = part.row_hook()
+    return None if found is None else found[0]
 
 
 def _sources(hook: Hook) -> Iterable[Path]:

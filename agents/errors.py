@@ -63,6 +63,14 @@ class SamplingError(AgentError, ValueError):
     """Sampling parameters that a token-exact client cannot honour."""
 
 
+class TaskError(AgentError, ValueError):
+    """The task itself cannot be run, now or later: it is buried at its first try, and not asked for again."""
+
+
+class PromptTooLongError(TaskError):
+    """A prompt that leaves no room for an answer."""
+
+
 class TrajectoryError(AgentError, ValueError):
     """Tokens that may not be appended: unequal lengths, or spans that do not cover them."""
 

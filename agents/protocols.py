@@ -51,8 +51,15 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: TokenIds) -> str: ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """The model's chat template applied to `messages`, as token ids."""
+    def is_special(self, token_id: int) -> bool:
+        """Whether the tokenizer marks it as special (end of a turn, padding), so that no text stands for it."""
+        ...
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any
+    ) -> list[int]:
+        """The chat template applied to `messages`, as token ids. `options` as transformers' apply_chat_template takes them:
+        `tools`, `chat_template` (a Jinja text), and what the template itself knows (`enable_thinking`)."""
         ...
 
 

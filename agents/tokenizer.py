@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import tokenizers
 
-from physarum.agents.errors import TokenizerError
+from physarum.agents.errors import TaskError, TokenizerError
 from physarum.agents.protocols import TokenIds
 
 
@@ -21,6 +23,8 @@ class FolderTokenizer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._loading = threading.Lock()
+        self._loaded: Any = None
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
@@ -30,11 +34,34 @@ class FolderTokenizer:
         text: str = self._fast.decode([int(token) for token in token_ids], skip_special_tokens=False)
         return text
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        text = self._templated.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=add_generation_prompt, tokenize=False
-        )
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any
+    ) -> list[int]:
+        """May be called from threads. Raises TokenizerError where there is no template, TaskError where it refuses."""
+        templated = self._templated
+        if templated.chat_template is None and options.get("chat_template") is None:
+            raise TokenizerError(
+                f"the tokenizer in {self.folder} has no chat template; expected chat_template.jinja there. Name one in"
+                " `source.chat.template`"
+            )
+        try:
+            text = templated.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **options,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise TaskError(f"the chat template refuses the conversation: {type(error).__name__}: {error}") from error
         return self.encode(text)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self._fast.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @cached_property
     def _fast(self) -> tokenizers.Tokenizer:
@@ -46,8 +73,11 @@ class FolderTokenizer:
             )
         return tokenizers.Tokenizer.from_file(str(path))
 
-    @cached_property
+    @property
     def _templated(self) -> Any:
-        from transformers import AutoTokenizer  # seconds to import: only for those who render chat templates
+        with self._loading:
+            if self._loaded is None:
+                from transformers import AutoTokenizer  # seconds to import: only for those who render chat templates
 
-        return AutoTokenizer.from_pretrained(self.folder)
+                self._loaded = AutoTokenizer.from_pretrained(self.folder)
+            return self._loaded

@@ -8,7 +8,7 @@ from typing import Any
 
 from physarum.actors.evaluator.errors import NoProblemError
 from physarum.actors.source.errors import BlankRowError, EpochEndError
-from physarum.actors.source.rows import open_rows
+from physarum.actors.source.opening import open_rows
 from physarum.configs.data_files import RowError
 from physarum.configs.evaluation import EvaluationConfig
 from physarum.configs.hooks import Hook, load_hook
@@ -20,8 +20,14 @@ _log = logging.getLogger(__name__)
 
 def load_problems(config: RootConfig, evaluation: EvaluationConfig) -> list[dict[str, Any]]:
     """At most `evaluation.problems` rows. Broken ones are named and skipped; none at all raises NoProblemError."""
-    args = _with_count(evaluation.hook, evaluation.args, evaluation.problems)
-    rows = open_rows(evaluation.hook, evaluation.data, args, config.source.columns, config.run.seed, shuffle=False)
+    rows = open_rows(
+        evaluation,
+        config.run.seed,
+        shuffle=False,
+        base=config.source,
+        held_out=True,
+        extra=_count(evaluation.row_hook(held_out=True), evaluation.problems),
+    )
     found: list[dict[str, Any]] = []
     index = 0
     while len(found) < evaluation.problems:
@@ -41,10 +47,10 @@ def load_problems(config: RootConfig, evaluation: EvaluationConfig) -> list[dict
     return found
 
 
-def _with_count(hook: Hook | None, args: Arguments, problems: int) -> Arguments:
-    """The hook's arguments, and how many problems are wanted where it has a parameter `problems`."""
-    if hook is None or "problems" in args:
-        return args
-    target = load_hook(hook)
+def _count(hook: tuple[Hook, Arguments] | None, problems: int) -> Arguments:
+    """How many problems are wanted, where the hook has a parameter `problems` that is not set."""
+    if hook is None or "problems" in hook[1]:
+        return {}
+    target = load_hook(hook[0])
     takes = callable(target) and "problems" in inspect.signature(target).parameters
-    return {**args, "problems": problems} if takes else args
+    return {"problems": problems} if takes else {}

@@ -30,7 +30,7 @@ from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
 from physarum.actors.wire import publish_execution, publish_partial, read_task
 from physarum.agents.client import EngineClient, open_session
-from physarum.agents.errors import AgentError
+from physarum.agents.errors import AgentError, TaskError
 from physarum.agents.protocols import Client
 from physarum.agents.retries import RetryPolicy
 from physarum.agents.tokenizer import FolderTokenizer
@@ -164,6 +164,8 @@ class Episodes:
             )
         except HopelessError as error:
             await self._cut_off(delivery, task, started_at, error)
+        except TaskError as error:
+            await self._bury(delivery, error)
         except (AgentError, RecordError, BadHookResultError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - a user's hook may raise anything; it ends this try, by name
@@ -242,6 +244,11 @@ class Episodes:
             return
         await delivery.ack()
         self._count(execution)
+
+    async def _bury(self, delivery: Delivery, error: TaskError) -> None:
+        """Another try would end the same."""
+        self._actor.tally["failed"] += 1
+        await delivery.bury(f"{type(error).__name__}: {error}")
 
     async def _fail(self, delivery: Delivery, reason: str) -> None:
         self._actor.tally["failed"] += 1

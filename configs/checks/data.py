@@ -9,6 +9,7 @@ from physarum.configs.data_files import FileReport, expand_data, inspect_file, u
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, display_path
 from physarum.configs.root import RootConfig
+from physarum.configs.rows import ColumnsConfig
 
 _MAX_LINES = 20_000
 """Lines tried in each file: a check takes seconds however large the data is."""
@@ -17,13 +18,14 @@ _MAX_FILES = 64
 
 def check_data(config: RootConfig) -> Iterator[Problem]:
     """The `data` of the source and of the evaluation."""
+    columns = config.source.columns or ColumnsConfig()
     if config.source.data is not None:
-        yield from _check(config, ("source", "data"), config.source.data)
+        yield from _check(config, ("source", "data"), config.source.data, columns)
     if config.evaluation is not None and config.evaluation.data is not None:
-        yield from _check(config, ("evaluation", "data"), config.evaluation.data)
+        yield from _check(config, ("evaluation", "data"), config.evaluation.data, config.evaluation.columns or columns)
 
 
-def _check(config: RootConfig, key: KeyPath, data: tuple[Path, ...]) -> Iterator[Problem]:
+def _check(config: RootConfig, key: KeyPath, data: tuple[Path, ...], columns: ColumnsConfig) -> Iterator[Problem]:
     where = config.origins.where(key)
     for entry in unmatched(data):
         found = f"no file {display_path(entry)}"
@@ -31,7 +33,7 @@ def _check(config: RootConfig, key: KeyPath, data: tuple[Path, ...]) -> Iterator
     reports: list[FileReport] = []
     for path in expand_data(data)[:_MAX_FILES]:
         try:
-            reports.append(inspect_file(path, config.source.columns.prompt, _MAX_LINES))
+            reports.append(inspect_file(path, columns.prompt, _MAX_LINES))
         except OSError as error:
             found = f"{display_path(path)}, which cannot be read ({error.strerror})"
             yield Problem(Severity.ERROR, where, found, "a readable file", "correct its permissions")
@@ -40,7 +42,7 @@ def _check(config: RootConfig, key: KeyPath, data: tuple[Path, ...]) -> Iterator
             yield _broken_lines(where, report)
     if reports and not any(report.good for report in reports):
         found = f"no usable line in {', '.join(display_path(report.path) for report in reports)}"
-        expected = f"JSON objects with the column `{config.source.columns.prompt}`, one a line"
+        expected = f"JSON objects with the column `{columns.prompt}`, one a line"
         yield Problem(Severity.ERROR, where, found, expected, "correct the files, or name the column in source.columns")
 
 

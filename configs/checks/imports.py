@@ -27,6 +27,7 @@ from physarum.configs.filters import GroupHook
 from physarum.configs.hooks import Hook, check_async, check_rows, check_signature, load_hook
 from physarum.configs.origin import KeyPath
 from physarum.configs.root import RootConfig
+from physarum.configs.rows import RowsConfig
 from physarum.configs.types import Arguments
 
 
@@ -40,6 +41,8 @@ class _Use:
     args: Arguments
     is_async: bool = False
     gives_rows: bool = False
+    is_tried: bool = False
+    """Ours, so it can be called: it says what is wrong with its arguments."""
 
 
 def check_hooks(config: RootConfig) -> Iterator[Problem]:
@@ -62,18 +65,20 @@ def _check(use: _Use, hook: Hook) -> None:
         check_async(target, hook)
     if use.gives_rows and isinstance(target, type):
         check_rows(target, hook)
+    if use.is_tried:
+        target(0, **use.args)  # type: ignore[operator]  # check_signature: it can be called like this
 
 
 def _uses(config: RootConfig) -> Iterator[_Use]:
     source, evaluation, factory = config.source, config.evaluation, config.model.factory
-    yield _Use(("source", "hook"), source.hook, ("seed",), source.args, gives_rows=True)
+    yield _rows_use(("source",), source)
     yield _Use(("rollout", "generate"), config.rollout.generate, ("task", "client"), config.rollout.args, is_async=True)
     yield _Use(("reward", "hook"), config.reward.hook, ("execution",), config.reward.args)
     if source.curriculum is not None:
         chosen = source.curriculum
         yield _Use(("source", "curriculum", "hook"), chosen.hook, ("seed",), chosen.args)
     if evaluation is not None:
-        yield _Use(("evaluation", "hook"), evaluation.hook, ("seed",), evaluation.args, gives_rows=True)
+        yield _rows_use(("evaluation",), evaluation)
     if factory is not None:
         yield _Use(("model", "factory", "hook"), factory.hook, ("folder",), factory.args)
     for name, call in (
@@ -91,6 +96,15 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
         for one in filters:
             if isinstance(one, GroupHook):
                 yield _Use(("filters", place), one.hook, ("headers",), one.args)
+
+
+def _rows_use(key: KeyPath, part: RowsConfig) -> _Use:
+    """A hook; an environment is tried at once (held-out problems would be made first, and are of the same generator)."""
+    found = part.row_hook()
+    if found is None:
+        return _Use((*key, "hook"), None, ("seed",), {})
+    name = "hook" if part.environment is None else "environment"
+    return _Use((*key, name), found[0], ("seed",), found[1], gives_rows=True, is_tried=part.environment is not None)
 
 
 def _algorithm_uses(config: RootConfig) -> Iterator[_Use]:

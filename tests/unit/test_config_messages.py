@@ -75,7 +75,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         ("reward: {env: {DEBUG: true}}\n", 'Remedy: quote the value: `DEBUG: "..."`'),
         ("bus: {url: 'nats//x'}\n", "expected a URL such as nats://host:4222"),
         ("engines: {a: {url: 'nats://x'}}\n", "expected a URL such as http://host:30000"),
-        ("evaluation: {problems: 4}\n", "found none of them; expected exactly one of `hook`, `data`. Remedy: add one"),
+        ("evaluation: {problems: 4}\n", "found none of them; expected exactly one of `hook`, `data`, `environment`"),
         ("bus: {port: '80'}\n", "found '80' (text); expected a whole number"),
         ("bus: {port: 70000}\n", "expected a number of at most 65535"),
         ("reward: 3\n", "reward: found 3 (number); expected a mapping"),

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from physarum.actors.source.cursor import Picked, RowCursor
 from physarum.actors.source.errors import BlankRowError, EpochEndError, UnusableSourceError
-from physarum.actors.source.rows import FileRows, HookRows, RowStream
+from physarum.actors.source.file_rows import FileRows
+from physarum.actors.source.rows import HookRows, RowStream
 from physarum.actors.source.segments import Segment, cut, line_offsets
 from physarum.actors.source.tasks import check_travels, group_tasks
 from physarum.configs.data_files import RowError
 from physarum.configs.hooks import Hook
-from physarum.configs.source import ColumnsConfig
+from physarum.configs.rows import ColumnsConfig
 
 
 def write(folder: Path, *names: str, rows: int = 10) -> None:

@@ -1,0 +1,48 @@
+"""The rows that a section of the configuration names, as one stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from physarum.actors.source.file_rows import FileRows
+from physarum.actors.source.rows import HookRows, RowStream
+from physarum.agents.chat import METADATA_KEY
+from physarum.configs.rows import ChatConfig, ColumnsConfig, RowsConfig
+from physarum.configs.types import Arguments
+
+
+def open_rows(
+    part: RowsConfig,
+    seed: int,
+    *,
+    shuffle: bool,
+    base: RowsConfig | None = None,
+    held_out: bool = False,
+    extra: Arguments | None = None,
+) -> RowStream:
+    """`base`: whose `columns` and `chat` hold where `part` has none; `extra`: further arguments of its hook.
+
+    Raises HookError, UnusableSourceError or OSError.
+    """
+    hook = part.row_hook(held_out=held_out)
+    columns = part.columns or (base.columns if base is not None else None) or ColumnsConfig()
+    chat = part.chat or (base.chat if base is not None else None)
+    rows: RowStream
+    if hook is not None:
+        rows = HookRows(hook[0], seed, {**hook[1], **(extra or {})}, shuffle=shuffle)
+    else:
+        assert part.data is not None  # the section's validator: exactly one origin
+        rows = FileRows(part.data, columns, seed, shuffle=shuffle)
+    return rows if chat is None else ChatRows(rows, chat)
+
+
+class ChatRows:
+    """Rows that say how their prompts are rendered; a row that brings its own metadata for that keeps it."""
+
+    def __init__(self, rows: RowStream, chat: ChatConfig) -> None:
+        self._rows = rows
+        self._chat = chat.model_dump(mode="json")
+
+    def row(self, epoch: int, index: int) -> dict[str, Any]:
+        row = self._rows.row(epoch, index)
+        return {**row, "metadata": {METADATA_KEY: self._chat, **(row.get("metadata") or {})}}

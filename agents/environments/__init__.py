@@ -1,0 +1,1 @@
+"""Environments that make their own tasks and judge what became of them."""
