@@ -30,6 +30,8 @@ class DeadTask(NamedTuple):
     member: int
     evaluation: bool
     reason: str
+    final: bool = False
+    """Another attempt would end the same."""
 
 
 def dead_task(entry: LogEntry, run: str) -> DeadTask | None:
@@ -49,12 +51,23 @@ def dead_task(entry: LogEntry, run: str) -> DeadTask | None:
     try:
         if stream == "tasks":
             task = decode(letter.body, Task)
-            return _dead(task, task.id, letter.reason, evaluation=evaluation)
+            return _dead(task, task.id, letter, evaluation=evaluation)
         header = read_header(letter.headers)
-        return _dead(header, header.task, letter.reason, evaluation=evaluation)
+        return _dead(header, header.task, letter, evaluation=evaluation)
     except CodecError as error:
         return DeadTask(letter.key, None, -1, 0, "", 0, 0, evaluation, f"{letter.reason}; {error}")
 
 
-def _dead(of: Task | ExecutionHeader, task: str, reason: str, *, evaluation: bool) -> DeadTask:
-    return DeadTask(task, of.source, of.ordinal, of.attempt, of.group, of.group_size, of.member, evaluation, reason)
+def _dead(of: Task | ExecutionHeader, task: str, letter: DeadLetter, *, evaluation: bool) -> DeadTask:
+    return DeadTask(
+        task=task,
+        source=of.source,
+        ordinal=of.ordinal,
+        attempt=of.attempt,
+        group=of.group,
+        group_size=of.group_size,
+        member=of.member,
+        evaluation=evaluation,
+        reason=letter.reason,
+        final=letter.final,
+    )

@@ -30,7 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class DeadLetter(msgspec.Struct, kw_only=True):
-    """What could not be processed: where it was, why it ended, how often it was tried, and its bytes."""
+    """What could not be processed: where it was, why it ended, how often it was tried, and its bytes.
+
+    `final`: whoever tries it again comes to the same end, so that nobody asks for another one in its place.
+    """
 
     stream: str
     subject: str
@@ -42,6 +45,7 @@ class DeadLetter(msgspec.Struct, kw_only=True):
     at: float
     headers: dict[str, str]
     body: bytes
+    final: bool = False
 
 
 class Delivery:
@@ -72,9 +76,9 @@ class Delivery:
         _log.warning("%s #%d returned (try %d): %s", self._queue.stream, self.sequence, self.deliveries, reason)
         await self.give_back(delay_s)
 
-    async def bury(self, reason: str) -> None:
-        """Moves the message to DEAD with its reason, then removes it."""
-        await self._queue.bury(self, reason)
+    async def bury(self, reason: str, *, final: bool = False) -> None:
+        """Moves the message to DEAD with its reason, then removes it. `final`: as DeadLetter has it."""
+        await self._queue.bury(self, reason, final=final)
         await self.ack()
 
     async def give_back(self, delay_s: float = 0.0) -> None:
@@ -173,7 +177,7 @@ class WorkQueue:
         if self._claims is not None:
             self._claims.discard(delivery.message.reply)
 
-    async def bury(self, delivery: Delivery, reason: str) -> None:
+    async def bury(self, delivery: Delivery, reason: str, *, final: bool = False) -> None:
         letter = DeadLetter(
             stream=self.stream,
             subject=delivery.message.subject,
@@ -185,6 +189,7 @@ class WorkQueue:
             at=time.time(),
             headers=delivery.headers,
             body=delivery.data,
+            final=final,
         )
         _log.error(
             "%s #%d is dead after %d deliveries: %s", self.stream, delivery.sequence, delivery.deliveries, reason

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -30,7 +31,7 @@ from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
 from physarum.actors.wire import publish_execution, publish_partial, read_task
 from physarum.agents.client import EngineClient, open_session
-from physarum.agents.errors import AgentError, TaskError
+from physarum.agents.errors import AgentError, EngineRefusedError, TaskError
 from physarum.agents.protocols import Client
 from physarum.agents.retries import RetryPolicy
 from physarum.agents.tokenizer import FolderTokenizer
@@ -48,6 +49,9 @@ _HAND_OVER_S: Final = 10.0
 """For storing what a drained episode generated; the supervisor kills an actor that drains much longer."""
 _REQUEST_SHARE: Final = 0.9
 """Of an episode's time that one generation may take: its own error, which names the engines, then comes first."""
+
+_BAD_REQUEST: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""What an engine says of the request itself. Other statuses may say something of the server."""
 
 GenerateHook = Callable[..., Awaitable[list[Sample]]]
 
@@ -166,6 +170,8 @@ class Episodes:
             await self._cut_off(delivery, task, started_at, error)
         except TaskError as error:
             await self._bury(delivery, error)
+        except EngineRefusedError as error:
+            await (self._bury(delivery, error) if _refuses_prompt(error, client) else self._fail(delivery, str(error)))
         except (AgentError, RecordError, BadHookResultError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - a user's hook may raise anything; it ends this try, by name
@@ -245,10 +251,10 @@ class Episodes:
         await delivery.ack()
         self._count(execution)
 
-    async def _bury(self, delivery: Delivery, error: TaskError) -> None:
-        """Another try would end the same."""
+    async def _bury(self, delivery: Delivery, error: AgentError) -> None:
+        """Another try would end the same: nobody asks for one."""
         self._actor.tally["failed"] += 1
-        await delivery.bury(f"{type(error).__name__}: {error}")
+        await delivery.bury(f"{type(error).__name__}: {error}", final=True)
 
     async def _fail(self, delivery: Delivery, reason: str) -> None:
         self._actor.tally["failed"] += 1
@@ -262,6 +268,11 @@ class Episodes:
                 tally["tokens"] += int(sample.loss_mask.sum())
             tally["prompt_tokens"] += sample.prompt_len
         self._actor.progressed()
+
+
+def _refuses_prompt(error: EngineRefusedError, client: EngineClient) -> bool:
+    """An engine refuses what the task itself brings (a prompt longer than its context), rather than what an episode made."""
+    return error.status in _BAD_REQUEST and (client.journal is None or not client.journal.begun())
 
 
 def _nothing() -> Sample:

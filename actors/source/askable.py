@@ -5,7 +5,7 @@ settled:
 
     trained, or dropped for another reason than its age (no other attempt will be asked for)
     dropped for its age in the newest attempt that was asked for (a refill is recorded before the drop that it follows)
-    dead in attempt `groups.refills` or later
+    dead in attempt `groups.refills` or later, or for good
     missing when its group was closed, and the group has left
 
 Invariant: whoever asks for a task again has recorded so before the record that settles it. What was asked for and is not
@@ -52,9 +52,9 @@ class Askable:
                 if place.source == self._source:
                     self._left(place)
 
-    def dead(self, ordinal: int, attempt: int) -> None:
-        """A task of this source ended in DEAD."""
-        if attempt >= self._refills:
+    def dead(self, ordinal: int, attempt: int, *, final: bool = False) -> None:
+        """A task of this source ended in DEAD. `final`: nobody asks for another attempt."""
+        if final or attempt >= self._refills:
             self._settle(ordinal)
 
     def _left(self, place: Place) -> None:

@@ -77,7 +77,7 @@ class Followers:
             self.disposals.dead_unnamed()
         elif task.source == self._source:
             self.disposals.dead(task.ordinal, task.attempt)
-            self._askable.dead(task.ordinal, task.attempt)
+            self._askable.dead(task.ordinal, task.attempt, final=task.final)
 
     def _notify(self, entries: int) -> None:
         if entries:

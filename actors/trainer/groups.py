@@ -20,7 +20,7 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 class DeadMember(msgspec.Struct, frozen=True):
-    """A task that was dead-lettered."""
+    """A task that was dead-lettered. `final`: another attempt would end the same."""
 
     source: str
     ordinal: int
@@ -28,6 +28,7 @@ class DeadMember(msgspec.Struct, frozen=True):
     group_size: int
     member: int
     attempt: int
+    final: bool = False
 
 
 class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +175,7 @@ class Groups:
         return None if asked is None or asked.reason == "dead" else asked
 
     def _refill(self, lost: DeadMember, reason: str) -> RefillRecord | None:
-        if lost.attempt >= self._rules.refills:
+        if lost.final or lost.attempt >= self._rules.refills:
             return None
         return RefillRecord(
             source=lost.source,

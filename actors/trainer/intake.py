@@ -83,4 +83,4 @@ class Intake:
 
 def _member(dead: DeadTask) -> DeadMember:
     assert dead.source is not None
-    return DeadMember(dead.source, dead.ordinal, dead.group, dead.group_size, dead.member, dead.attempt)
+    return DeadMember(dead.source, dead.ordinal, dead.group, dead.group_size, dead.member, dead.attempt, dead.final)

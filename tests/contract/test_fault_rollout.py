@@ -215,3 +215,28 @@ async def test_no_engine_at_all_is_named_in_the_dead_letter(tmp_path: Path, bus:
         (letter,) = [decode(entry.data, DeadLetter) for entry in await until(bus, "dead", 1)]
     assert "no engine of group policy was ready within 0.4" in letter.reason
     assert "(none has announced itself)" in letter.reason
+
+
+async def test_a_prompt_longer_than_the_context_is_buried_at_its_first_try(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """The engine refuses it each time it is asked: it is asked once, and nobody asks for the task again."""
+    engine = StubEngine()
+
+    async def refuses(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if body["input_ids"][2] == 1:
+            return web.Response(
+                status=400, text="The input (9 tokens) is longer than the model's context length (8 tokens)."
+            )
+        return await engine.says(request, body)
+
+    engine.answer = refuses
+    async with engine.serving() as port, beating(bus, publisher, "policy-0", port):
+        made = actor(tmp_path, bus, publisher, *ASKING, "bus.max_deliver=3")
+        await issue(made, ["ask"] * 3)
+        async with running(made):
+            assert await ordinals(bus, 2) == Counter([0, 2])
+            (letter,) = [decode(entry.data, DeadLetter) for entry in await until(bus, "dead", 1)]
+    assert (letter.final, letter.deliveries) == (True, 1)
+    assert "HTTP 400: The input (9 tokens) is longer" in letter.reason
+    assert engine.requests["main/0/1/0"] == 1

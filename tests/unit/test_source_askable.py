@@ -30,14 +30,15 @@ def closed(missing: list[int]) -> GroupClosedRecord:
     return GroupClosedRecord(group="s/0/0", size=2, members=[], missing=missing, trained=True)
 
 
-Dead = tuple[int, int]
+Dead = tuple[int, int] | tuple[int, int, str]
+"""Ordinal, attempt, and "final" where another attempt would end the same."""
 
 
 def oldest(*events: PlanRecord | RefillRecord | GroupClosedRecord | Dead, refills: int = 1) -> int:
     made = Askable("s", refills)
     for sequence, event in enumerate(events, 1):
         if isinstance(event, tuple):
-            made.dead(*event)
+            made.dead(*event[:2], final=len(event) > 2)
         else:
             made.record(Numbered(sequence, event))
     return made.oldest
@@ -53,6 +54,10 @@ def test_a_poison_prompt_that_died_is_settled_only_when_its_last_refill_is_dead(
     assert oldest((0, 0)) == 0
     assert oldest((0, 0), refill(0), (0, 1)) == 1
     assert oldest((0, 0), refills=0) == 1
+
+
+def test_a_task_that_cannot_be_run_is_settled_at_once() -> None:
+    assert oldest((0, 0, "final")) == 1
 
 
 @pytest.mark.parametrize("reason", ["over_age", "hopeless"])

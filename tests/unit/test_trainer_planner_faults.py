@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from physarum.actors.errors import UnrecoverableError
@@ -164,6 +165,14 @@ class TestRoomOfWhatWasDropped:
         for planner in (long, open_, old):
             planner.settle(2 if planner is old else 0, ())
             assert (planner.ready, planner.drops_are_due) == (False, True)
+
+    def test_a_task_that_cannot_be_run_is_not_asked_for_again(self) -> None:
+        """Its prompt is too long: a refill would be so too, and the group is given up at once."""
+        planner = Planner(rules(refills=1, groups=1))
+        for ordinal in range(2):
+            assert planner.bury(msgspec.structs.replace(dead(ordinal), final=True)) is None
+        admit(planner, header(2), header(3))
+        assert took(planner) == ([2, 3], [])
 
     def test_groups_of_dead_members_need_no_plan(self) -> None:
         """The source hears of them in DEAD."""
