@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from physarum.configs.data_entries import check_entries
 from physarum.configs.hooks import Hook
 from physarum.configs.types import Arguments, Files, Section, require_exactly_one
 
@@ -15,11 +16,20 @@ ENVIRONMENT_HELD_OUT: Final = Hook("physarum.agents.environments.reasoning_gym:H
 
 
 class ColumnsConfig(Section):
-    """The keys of a row of a file that hold a task's parts. Only `prompt` must be present in every row."""
+    """The keys of a row of a file that hold a task's parts (`a.b`: the key b of a mapping a). Only `prompt` must be present in
+    every row. Tools and what is attached go into the metadata, under the names that they have here."""
 
     prompt: str = "prompt"
+    """A text, or a list of messages."""
     label: str = "label"
     metadata: str = "metadata"
+    """A mapping."""
+    tools: str = "tools"
+    """Function schemas for the chat template: a list, or its JSON text."""
+    images: str = "images"
+    videos: str = "videos"
+    audios: str = "audios"
+    """Attachments, as the file has them (paths, URLs, data): nothing is opened or decoded on the way to the agent."""
 
 
 class ChatConfig(Section):
@@ -47,8 +57,8 @@ class RowsConfig(Section):
     alternatives: ClassVar[tuple[str, ...]] = ("hook", "data", "environment")
 
     hook: Hook | None = None
-    data: Files | None = None
-    """JSONL files, folders or glob patterns."""
+    data: Annotated[Files, AfterValidator(check_entries)] | None = None
+    """Files (JSONL, plain or packed by gzip or zstd, and Parquet), folders of them or patterns; `[a:b]` behind one: a slice."""
     environment: EnvironmentConfig | None = None
     """Problems that reasoning-gym makes (the extra `environments`)."""
     args: Arguments = Field(default_factory=dict)

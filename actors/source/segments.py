@@ -1,88 +1,107 @@
-"""Data files cut into windows of lines, so that the first row comes at once and memory stays flat.
+"""Plain JSON lines, cut into segments, so that the first row comes at once and memory stays flat.
 
-A file is cut every SEGMENT_BYTES; a segment owns the lines that start in it. An epoch visits the segments in a seeded
-order, WINDOW_BYTES of them at a time; the lines of one window are shuffled together. Data below one window, which is
-most of it, is therefore shuffled as a whole; terabytes are shuffled within windows of randomly chosen segments.
+A file is cut every SEGMENT_BYTES; a segment owns the lines that start in it. Of a line only its place is held (8 bytes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from physarum.actors.source.permutation import Permutation
+from physarum.actors.source.errors import BlankRowError
+from physarum.actors.source.parts import Key, OpenPart, Part
+from physarum.configs.data_files import RowError, parse_row
 
 SEGMENT_BYTES: Final = 64 << 20
-WINDOW_BYTES: Final = 256 << 20
 _READ_BYTES: Final = 8 << 20
 _NEWLINE: Final = 10
 
 
-class Segment(NamedTuple):
-    """Bytes [start, end) of one file."""
+class OpenFiles:
+    """Open files are kept, the oldest closed first."""
+
+    _LIMIT: Final = 64
+
+    def __init__(self) -> None:
+        self._files: dict[Path, BinaryIO] = {}
+
+    def line(self, path: Path, offset: int) -> bytes:
+        if path not in self._files:
+            while len(self._files) >= self._LIMIT:
+                self._files.pop(next(iter(self._files))).close()
+            self._files[path] = path.open("rb")
+        file = self._files[path]
+        file.seek(offset)
+        return file.readline()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Bytes [start, end) of one file: a shard of one part. `number`: of its first line, from 1; None where nobody counted."""
 
     path: Path
     start: int
     end: int
-
-
-class Line(NamedTuple):
-    """Where a line begins. `number` counts from 1; None behind the first segment of a file, where nobody counted."""
-
-    path: Path
-    offset: int
     number: int | None
+    prompt: str
+    files: OpenFiles
 
-    def __str__(self) -> str:
-        return f"{self.path}:{self.number}" if self.number is not None else f"{self.path} at byte {self.offset}"
+    @property
+    def weight(self) -> int:
+        return self.end - self.start
+
+    def parts(self, key: Key | None) -> Iterator[Part]:
+        yield self
+
+    def open(self) -> OpenPart:
+        return _Lines(self)
 
 
-class Window:
-    """The lines of some segments, addressed by one index. Blank lines are among them."""
+class _Lines:
+    """The lines of a segment. Blank ones are among them."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self._segments = segments
-        self._offsets = [line_offsets(segment) for segment in segments]
-        self._ends = np.cumsum([len(offsets) for offsets in self._offsets])
+    def __init__(self, segment: Segment) -> None:
+        self._segment, self._offsets = segment, line_offsets(segment)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self._offsets)
 
-    def line(self, index: int) -> Line:
-        at = int(np.searchsorted(self._ends, index, side="right"))
-        before = int(self._ends[at - 1]) if at else 0
-        segment, local = self._segments[at], index - before
-        return Line(segment.path, int(self._offsets[at][local]), local + 1 if segment.start == 0 else None)
-
-
-def cut(files: Sequence[Path], segment_bytes: int = SEGMENT_BYTES) -> list[Segment]:
-    """Every file's segments, in order. Raises OSError for a file that cannot be read."""
-    found: list[Segment] = []
-    for path in files:
-        size = path.stat().st_size
-        found += [Segment(path, start, min(start + segment_bytes, size)) for start in range(0, size, segment_bytes)]
-    return found
+    def row(self, index: int) -> tuple[str, dict[str, Any]]:
+        segment, offset = self._segment, int(self._offsets[index])
+        text = segment.files.line(segment.path, offset)
+        counted = segment.number is not None
+        place = f"{segment.path}:{segment.number + index}" if counted else f"{segment.path} at byte {offset}"  # type: ignore[operator]
+        return place, parsed_line(text, segment.prompt, place)
 
 
-def windows(
-    segments: Sequence[Segment], order: Permutation | None, window_bytes: int = WINDOW_BYTES
-) -> Iterator[list[Segment]]:
-    """Groups of segments of about `window_bytes`, in the permuted order (as written without one)."""
-    group: list[Segment] = []
-    size = 0
-    for index in range(len(segments)):
-        segment = segments[order(index) if order is not None else index]
-        if group and size + segment.end - segment.start > window_bytes:
-            yield group
-            group, size = [], 0
-        group.append(segment)
-        size += segment.end - segment.start
-    if group:
-        yield group
+def parsed_line(text: bytes, prompt: str, place: str) -> dict[str, Any]:
+    """Raises BlankRowError or RowError naming `place`."""
+    if not text.strip():
+        raise BlankRowError(f"{place}: blank")
+    try:
+        return parse_row(text, prompt)
+    except RowError as error:
+        raise RowError(f"{place}: {error}") from error
+
+
+def cut(
+    path: Path, prompt: str, files: OpenFiles, lines: range | None = None, segment_bytes: int = SEGMENT_BYTES
+) -> list[Segment]:
+    """A file's segments in order, of `lines` (from 0) alone where given. Raises OSError for a file that cannot be read."""
+    first, last, number = 0, path.stat().st_size, 1
+    if lines is not None:
+        first, last = _offsets_of(path, [lines.start, lines.stop])
+        number = lines.start + 1
+    starts = range(first, last, segment_bytes)
+    return [
+        Segment(path, start, min(start + segment_bytes, last), number if start == first else None, prompt, files)
+        for start in starts
+    ]
 
 
 def line_offsets(segment: Segment) -> npt.NDArray[np.int64]:
@@ -95,12 +114,37 @@ def line_offsets(segment: Segment) -> npt.NDArray[np.int64]:
         if segment.start == 0:
             found.append(np.zeros(1, np.int64))
         while position < segment.end - 1 and (block := file.read(min(_READ_BYTES, segment.end - 1 - position))):
-            newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE)
-            found.append(newlines.astype(np.int64) + position + 1)
+            found.append(_newlines(block) + position + 1)
             position += len(block)
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
 
-def read_line(file: BinaryIO, offset: int) -> bytes:
-    file.seek(offset)
-    return file.readline()
+def count_lines(path: Path, limit: int | None = None) -> int:
+    """Lines of a plain file, blank ones included; at least `limit` where it has more than that."""
+    count, last = 0, b"\n"
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            count += block.count(b"\n")
+            last = block[-1:]
+            if limit is not None and count >= limit:
+                return count
+    return count + (last != b"\n")
+
+
+def _offsets_of(path: Path, lines: Sequence[int]) -> list[int]:
+    """Where lines (from 0, ascending) begin; a line behind the last one begins at the end of the file."""
+    size = path.stat().st_size
+    found = [0 for line in lines if line == 0]
+    seen, position = 0, 0
+    with path.open("rb") as file:
+        while len(found) < len(lines) and (block := file.read(_READ_BYTES)):
+            newlines = _newlines(block)
+            while len(found) < len(lines) and lines[len(found)] <= seen + len(newlines):
+                found.append(int(newlines[lines[len(found)] - seen - 1]) + position + 1)
+            seen += len(newlines)
+            position += len(block)
+    return found + [size] * (len(lines) - len(found))
+
+
+def _newlines(block: bytes) -> npt.NDArray[np.int64]:
+    return np.flatnonzero(np.frombuffer(block, np.uint8) == _NEWLINE).astype(np.int64)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from physarum.configs.data_files import FileReport, expand_data, inspect_file, unmatched
+from physarum.configs.data_entries import kind_of
+from physarum.configs.data_files import UNREADABLE, FileReport, RowError, expand_data, inspect_file, unmatched
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, display_path
 from physarum.configs.root import RootConfig
@@ -34,21 +35,29 @@ def _check(config: RootConfig, key: KeyPath, data: tuple[Path, ...], columns: Co
     for path in expand_data(data)[:_MAX_FILES]:
         try:
             reports.append(inspect_file(path, columns.prompt, _MAX_LINES))
-        except OSError as error:
-            found = f"{display_path(path)}, which cannot be read ({error.strerror})"
-            yield Problem(Severity.ERROR, where, found, "a readable file", "correct its permissions")
+        except RowError as error:
+            remedy = "correct the files, or name the column in source.columns"
+            yield Problem(
+                Severity.ERROR, where, f"{display_path(path)}: {error}", f"a column `{columns.prompt}`", remedy
+            )
+        except UNREADABLE as error:
+            reason = getattr(error, "strerror", None) or error
+            found = f"{display_path(path)}, which cannot be read ({reason})"
+            yield Problem(Severity.ERROR, where, found, "a readable file", "correct its permissions, or make it again")
     for report in reports:
         if report.broken:
             yield _broken_lines(where, report)
     if reports and not any(report.good for report in reports):
-        found = f"no usable line in {', '.join(display_path(report.path) for report in reports)}"
-        expected = f"JSON objects with the column `{columns.prompt}`, one a line"
+        found = f"no usable row in {', '.join(display_path(report.path) for report in reports)}"
+        expected = f"rows with the column `{columns.prompt}`: JSON objects, one a line, or Parquet"
         yield Problem(Severity.ERROR, where, found, expected, "correct the files, or name the column in source.columns")
 
 
 def _broken_lines(where: str, report: FileReport) -> Problem:
+    unit = "row" if kind_of(report.path) == "parquet" else "line"
     tried = "" if report.complete else f" of the first {_MAX_LINES}"
-    named = "; ".join(f"line {number}: {reason}" for number, reason in report.named)
+    named = "; ".join(f"{unit} {number}: {reason}" for number, reason in report.named)
     more = f"; and {report.broken - len(report.named)} more" if report.broken > len(report.named) else ""
-    found = f"{report.broken} broken lines{tried} in {display_path(report.path)} ({named}{more})"
-    return Problem(Severity.WARNING, where, found, "JSON objects", "correct these lines: they are skipped and counted")
+    found = f"{report.broken} broken {unit}s{tried} in {display_path(report.path)} ({named}{more})"
+    expected = "JSON objects" if unit == "line" else "rows with a prompt"
+    return Problem(Severity.WARNING, where, found, expected, f"correct these {unit}s: they are skipped and counted")

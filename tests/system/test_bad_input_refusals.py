@@ -99,4 +99,4 @@ def test_data_without_a_usable_line_is_refused(folder: Path) -> None:
     values["source"] = {"name": "demos", "data": "rows.jsonl", "group_size": 1}
     write(folder, values)
     done = actorctl(folder, "up", "run.yaml")
-    refused(done, 2, "no usable line in rows.jsonl", "expected JSON objects with the column `prompt`", "source.columns")
+    refused(done, 2, "no usable row in rows.jsonl", "expected rows with the column `prompt`", "source.columns")

@@ -144,9 +144,9 @@ def test_broken_lines_warn_and_only_broken_lines_refuse(recipe: Path) -> None:
 def test_a_large_file_is_tried_in_part_only(tmp_path: Path) -> None:
     data = tmp_path / "d.jsonl"
     data.write_text('{"prompt": "a"}\n' * 5)
-    report = inspect_file(data, "prompt", max_lines=4)
+    report = inspect_file(data, "prompt", max_rows=4)
     assert (report.good, report.broken, report.complete) == (4, 0, False)
-    assert inspect_file(data, "prompt", max_lines=5).complete
+    assert inspect_file(data, "prompt", max_rows=5).complete
 
 
 def test_patterns_name_each_file_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from physarum.actors.source.cursor import Picked, RowCursor
 from physarum.actors.source.errors import BlankRowError, EpochEndError, UnusableSourceError
 from physarum.actors.source.file_rows import FileRows
 from physarum.actors.source.rows import HookRows, RowStream
-from physarum.actors.source.segments import Segment, cut, line_offsets
+from physarum.actors.source.segments import OpenFiles, Segment, cut, line_offsets
 from physarum.actors.source.tasks import check_travels, group_tasks
 from physarum.configs.data_files import RowError
 from physarum.configs.hooks import Hook
@@ -53,7 +53,9 @@ def test_every_line_begins_in_exactly_one_segment(lines: list[bytes], ends: bool
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "data")
         path.write_bytes(text)
-        found = [int(offset) for segment in cut([path], size) for offset in line_offsets(segment)]
+        found = [
+            int(offset) for segment in cut(path, "prompt", OpenFiles(), None, size) for offset in line_offsets(segment)
+        ]
     expected = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
     assert found == [offset for offset in expected if offset < len(text)]
 
