@@ -178,7 +178,7 @@ def sources_digest(hooks: Iterable[Hook]) -> bytes:
 
 
 def _hooks(config: RootConfig) -> list[Hook]:
-    named = [_hook_of(config.source), config.rollout.generate, config.reward.hook]
+    named = [*(_hook_of(part) for _, part in config.source.parts()), config.rollout.generate, config.reward.hook]
     if config.evaluation is not None:
         named.append(_hook_of(config.evaluation))
     if config.model.factory is not None:

@@ -31,31 +31,44 @@ class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def messages_of(task: Task) -> list[dict[str, Any]]:
     """The conversation that the policy continues: a text is what the user says; the system prompt goes before it, unless the
-    row brings one. Raises TaskError for a prompt that is neither a text nor a list of messages."""
+    row brings one. Keys without a value are left out (Parquet has every key in every message).
+
+    Raises TaskError for a prompt that is neither a text nor a list of messages.
+    """
     chat, prompt = chat_of(task), task.prompt
     if isinstance(prompt, str):
         messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, list) and prompt and all(isinstance(one, Mapping) and "role" in one for one in prompt):
-        messages = [dict(one) for one in prompt]
+        messages = [{key: value for key, value in one.items() if value is not None} for one in prompt]
     else:
         raise TaskError(
             f"task {task.id} has a prompt of {type(prompt).__name__}; expected a text, or a list of messages with `role` and"
             " `content`. Name the column that holds it in `source.columns.prompt`"
         )
-    if chat.system_prompt is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": chat.system_prompt})
-    return messages
+    return with_system_prompt(messages, chat)
+
+
+def with_system_prompt(messages: list[dict[str, Any]], chat: Chat) -> list[dict[str, Any]]:
+    """The conversation behind the system prompt, unless it has one."""
+    if chat.system_prompt is None or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": chat.system_prompt}, *messages]
 
 
 def prompt_ids(task: Task, tokenizer: Tokenizer) -> list[int]:
     """Token ids of the rendered prompt, up to where the policy speaks. Blocks (a first call imports transformers: seconds)."""
+    return tokenizer.render(messages_of(task), **render_options(task))
+
+
+def render_options(task: Task) -> dict[str, Any]:
+    """What Tokenizer.render gets besides the messages: the template's arguments, the template, the tools. Raises TaskError."""
     chat = chat_of(task)
     options: dict[str, Any] = dict(chat.template_kwargs)
     if chat.template is not None:
         options["chat_template"] = _read(Path(chat.template))
     if task.metadata.get(TOOLS_KEY):
         options["tools"] = task.metadata[TOOLS_KEY]
-    return tokenizer.render(messages_of(task), **options)
+    return options
 
 
 def chat_of(task: Task) -> Chat:

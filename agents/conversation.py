@@ -7,7 +7,8 @@ template joins into one turn are no obstacle: only beginnings before and behind 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from physarum.agents.errors import DemonstrationError
@@ -23,20 +24,25 @@ def is_conversation(row: Sequence[Any]) -> bool:
     return bool(row) and all(isinstance(one, Mapping) and "role" in one for one in row)
 
 
-def tokens_and_mask(messages: Sequence[Message], tokenizer: Tokenizer, name: str) -> tuple[list[int], list[bool]]:
+def tokens_and_mask(
+    messages: Sequence[Message], tokenizer: Tokenizer, name: str, options: Mapping[str, Any] | None = None
+) -> tuple[list[int], list[bool]]:
     """Ids of the whole conversation, and where they are trained: each assistant message without `"train": false`.
+
+    `options`: as Tokenizer.render takes them.
 
     From behind the template's generation prompt to the end of what it puts there for the message, white space behind the end
     of the turn excepted: an engine stops before it. Raises DemonstrationError naming the message that does not fit.
     """
     plain = [{key: value for key, value in message.items() if key != "train"} for message in messages]
-    whole = tokenizer.render(plain, add_generation_prompt=False)
+    render = functools.partial(tokenizer.render, **(options or {}))
+    whole = render(plain, add_generation_prompt=False)
     mask = [False] * len(whole)
     for index, message in enumerate(messages):
         if message["role"] != _SPOKEN_BY or not message.get("train", True):
             continue
-        begin = _beginning(plain[:index], True, whole, tokenizer, f"{name}, before message {index}")
-        end = _beginning(plain[: index + 1], False, whole, tokenizer, f"{name}, behind message {index}")
+        begin = _beginning(plain[:index], True, whole, render, f"{name}, before message {index}")
+        end = _beginning(plain[: index + 1], False, whole, render, f"{name}, behind message {index}")
         while end > begin and not tokenizer.decode(whole[end - 1 : end]).strip():
             end -= 1
         mask[begin:end] = [True] * (end - begin)
@@ -44,10 +50,10 @@ def tokens_and_mask(messages: Sequence[Message], tokenizer: Tokenizer, name: str
 
 
 def _beginning(
-    messages: Sequence[Message], prompted: bool, whole: Sequence[int], tokenizer: Tokenizer, name: str
+    messages: Sequence[Message], prompted: bool, whole: Sequence[int], render: Callable[..., list[int]], name: str
 ) -> int:
     """How many tokens of `whole` the template makes of its first messages."""
-    part = tokenizer.render(messages, add_generation_prompt=prompted)
+    part = render(messages, add_generation_prompt=prompted)
     if list(whole[: len(part)]) != part:
         at = next(
             (place for place, (a, b) in enumerate(zip(whole, part, strict=False)) if a != b), min(len(whole), len(part))

@@ -1,7 +1,7 @@
 """Demonstrations as episodes: no engine takes part, so tokens carry a mask but neither log-probabilities nor spans.
 
 A demonstration is a list of segments {"text": str} or {"ids": list[int]}, each with "train": bool, or a conversation: a list
-of messages {"role", "content", ...} under the model's chat template, of which the assistant's are trained unless they say
+of messages {"role", "content", ...} under the chat template (chat.py), of which the assistant's are trained unless they say
 "train": false (conversation.py). The untrained tokens at its beginning are the prompt. One task may hold many
 demonstrations ("rows"), each of which becomes one sample: SFT on small ones is then bound by the trainer, not by messages.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from physarum.agents.chat import chat_of, render_options, with_system_prompt
 from physarum.agents.conversation import is_conversation, tokens_and_mask
 from physarum.agents.errors import DemonstrationError
 from physarum.agents.protocols import Client, Tokenizer
@@ -26,16 +27,21 @@ async def generate(task: Task, client: Client) -> list[Sample]:
 
     Raises DemonstrationError naming the demonstration that is wrong.
     """
-    rows = _rows(task)
+    chat, options = chat_of(task), render_options(task)
+    rows = [with_system_prompt(list(row), chat) if is_conversation(row) else row for row in _rows(task)]
     return [
-        demonstration(row, client.tokenizer, f"{task.id} demonstration {number}") for number, row in enumerate(rows)
+        demonstration(row, client.tokenizer, f"{task.id} demonstration {number}", options)
+        for number, row in enumerate(rows)
     ]
 
 
-def demonstration(segments: Sequence[Segment], tokenizer: Tokenizer, name: str) -> Sample:
-    """One demonstration as a Sample of origin "demonstration"; `name` is for error messages."""
+def demonstration(
+    segments: Sequence[Segment], tokenizer: Tokenizer, name: str, options: Mapping[str, Any] | None = None
+) -> Sample:
+    """One demonstration as a Sample of origin "demonstration"; `name` is for error messages, `options` for a conversation's
+    template (Tokenizer.render)."""
     if is_conversation(segments):
-        ids, mask = tokens_and_mask(segments, tokenizer, name)
+        ids, mask = tokens_and_mask(segments, tokenizer, name, options)
     else:
         ids, mask = _joined(segments, tokenizer, name)
     prompt_len = mask.index(True) if True in mask else 0

@@ -99,6 +99,16 @@ def _age_policy(config: RootConfig, key: KeyPath, policy: AgePolicy) -> Iterator
         )
 
 
+def _mixture(config: RootConfig) -> Iterator[_Finding]:
+    """The parts of a mixture end at their own times, so that it has no epochs."""
+    if config.source.mixture is None:
+        return
+    for key, epochs in ((("source", "epochs"), config.source.epochs), (("stop", "epochs"), config.stop.epochs)):
+        if epochs is not None:
+            remedy = f"remove `{dotted(key)}`, and set `stop.steps` or `stop.samples`"
+            yield key, f"`{dotted(key)}: {epochs}` with `source.mixture`", "no epochs: each part has its own", remedy
+
+
 def _ordered(config: RootConfig) -> Iterator[_Finding]:
     """Ordered mode is exact only if one batch is out at a time and every version is served."""
     if not config.trainer.ordered:
@@ -273,6 +283,7 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _recording,
     _age,
     algorithm_findings,
+    _mixture,
     _ordered,
     _world,
     _sequence_length,

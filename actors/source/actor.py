@@ -27,7 +27,7 @@ from physarum.actors.source.choice import Choice
 from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.cursor import Picked
 from physarum.actors.source.followers import Followers
-from physarum.actors.source.opening import open_rows
+from physarum.actors.source.opening import open_source
 from physarum.actors.source.pace import Pace
 from physarum.actors.source.position import PositionKeeper
 from physarum.actors.source.tasks import check_travels, group_tasks, refill_task
@@ -115,7 +115,7 @@ class SourceActor(Actor):
 
     async def _open_rows(self) -> None:
         source, position = self._source, self._keeper.current
-        rows = await asyncio.to_thread(open_rows, source, self.config.run.seed, shuffle=source.shuffle)
+        rows = await asyncio.to_thread(open_source, source, self.config.run.seed)
         self._choice = Choice(self.config, rows, position, self._lessons)
 
     async def _wait_for_start(self) -> None:

@@ -11,7 +11,11 @@ class UnusableSourceError(UnrecoverableError):
 
 
 class EpochEndError(Exception):
-    """There is no row at this index: the epoch ends before it."""
+    """There is no row at this index: the epoch ends before it, after `rows` (blank and broken ones included)."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"an epoch of {rows} rows")
+        self.rows = rows
 
 
 class BlankRowError(RowError):

@@ -58,7 +58,7 @@ class FileRows:
         first = self._first + len(self._window)
         group = next(self._groups, None)
         if group is None:
-            raise EpochEndError
+            raise EpochEndError(first)
         self._first, self._number = first, self._number + 1
         self._window = Window(group)
         size = len(self._window)

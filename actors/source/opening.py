@@ -1,14 +1,33 @@
-"""The rows that a section of the configuration names, as one stream."""
+"""The rows that sections of the configuration name, as one stream."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import xxhash
+
 from physarum.actors.source.file_rows import FileRows
+from physarum.actors.source.mixture import MixturePartRows, MixtureRows
 from physarum.actors.source.rows import HookRows, RowStream
 from physarum.agents.chat import METADATA_KEY
 from physarum.configs.rows import ChatConfig, ColumnsConfig, RowsConfig
+from physarum.configs.source import MixturePart, SourceConfig, whole_weights
 from physarum.configs.types import Arguments
+
+
+def open_source(source: SourceConfig, seed: int) -> RowStream:
+    """The rows of the run's source. Raises as open_rows does."""
+    if source.mixture is None:
+        return open_rows(source, seed, shuffle=source.shuffle)
+    parts = [_part(source, part, seed) for part in source.mixture]
+    return MixtureRows(parts, whole_weights(source.mixture))
+
+
+def _part(source: SourceConfig, part: MixturePart, seed: int) -> MixturePartRows:
+    """With a seed of its own: two parts of one generator are not the same rows."""
+    own = xxhash.xxh3_64_intdigest(f"{seed}/{part.name}".encode()) >> 33
+    shuffle = source.shuffle if part.shuffle is None else part.shuffle
+    return MixturePartRows(part.name, open_rows(part, own, shuffle=shuffle, base=source), part.metadata)
 
 
 def open_rows(

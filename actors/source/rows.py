@@ -37,7 +37,7 @@ class HookRows:
     def row(self, epoch: int, index: int) -> dict[str, Any]:
         size = len(self._rows)
         if index >= size:
-            raise EpochEndError
+            raise EpochEndError(size)
         at = self._permutation(epoch, size)(index) if self._shuffle else index
         try:
             row = self._rows.row(epoch, at)

@@ -20,8 +20,9 @@ _MAX_FILES = 64
 def check_data(config: RootConfig) -> Iterator[Problem]:
     """The `data` of the source and of the evaluation."""
     columns = config.source.columns or ColumnsConfig()
-    if config.source.data is not None:
-        yield from _check(config, ("source", "data"), config.source.data, columns)
+    for key, part in config.source.parts():
+        if part.data is not None:
+            yield from _check(config, ("source", *key, "data"), part.data, part.columns or columns)
     if config.evaluation is not None and config.evaluation.data is not None:
         yield from _check(config, ("evaluation", "data"), config.evaluation.data, config.evaluation.columns or columns)
 

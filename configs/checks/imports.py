@@ -71,7 +71,8 @@ def _check(use: _Use, hook: Hook) -> None:
 
 def _uses(config: RootConfig) -> Iterator[_Use]:
     source, evaluation, factory = config.source, config.evaluation, config.model.factory
-    yield _rows_use(("source",), source)
+    for key, part in source.parts():
+        yield _rows_use(("source", *key), part)
     yield _Use(("rollout", "generate"), config.rollout.generate, ("task", "client"), config.rollout.args, is_async=True)
     yield _Use(("reward", "hook"), config.reward.hook, ("execution",), config.reward.args)
     if source.curriculum is not None:

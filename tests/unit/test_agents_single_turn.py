@@ -12,6 +12,7 @@ import pytest
 from physarum.agents.answers import Extraction, extract
 from physarum.agents.calculator.tokenizer import save_tokenizer
 from physarum.agents.chat import messages_of, prompt_ids
+from physarum.agents.demonstration import generate as demonstrate
 from physarum.agents.errors import PromptTooLongError, TaskError, TokenizerError
 from physarum.agents.protocols import FinishReason, Generation, TokenIds
 from physarum.agents.single_turn import generate
@@ -115,7 +116,7 @@ def test_a_prompt_that_is_no_conversation_cannot_be_run(prompt: Any, tokenizer: 
 
 
 def test_what_cannot_be_rendered_is_named(tokenizer: FolderTokenizer, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="chat template refuses the conversation: TypeError"):
+    with pytest.raises(TaskError, match="chat template refuses the conversation: UndefinedError"):
         prompt_ids(task([{"role": "user", "content": None}]), tokenizer)
     with pytest.raises(TaskError, match=r"nosuch\.jinja cannot be read"):
         prompt_ids(task("q", chat={"template": str(tmp_path / "nosuch.jinja")}), tokenizer)
@@ -154,3 +155,18 @@ async def test_long_prompts_and_images_are_refused_before_an_engine_is_asked(tok
 )
 def test_answers_are_found_or_absent(text: str, how: Extraction, expected: str | None) -> None:
     assert extract(text, how) == expected
+
+
+async def test_demonstrations_are_rendered_as_their_data_set_asks(tokenizer: FolderTokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "plain.jinja"
+    path.write_text(
+        "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    turns = [{"role": "user", "content": "2+2", "name": None}, {"role": "assistant", "content": "4"}]
+    shown = task(turns, chat={"template": str(path), "system_prompt": "add"})
+    (sample,) = await demonstrate(shown, Says(tokenizer, ""))
+    assert tokenizer.decode(sample.token_ids) == "s:add\nu:2+2\na:4\n"
+    trained = sample.token_ids[sample.prompt_len :][sample.loss_mask]
+    assert tokenizer.decode(trained) == "4"
+    assert messages_of(task(turns))[0] == {"role": "user", "content": "2+2"}, "a key without a value is no key"

@@ -179,7 +179,7 @@ def test_a_hook_is_shuffled_like_data_and_resumes_anywhere() -> None:
 def test_an_epoch_without_a_usable_row_is_refused() -> None:
     class Empty:
         def row(self, epoch: int, index: int) -> dict[str, Any]:
-            raise EpochEndError
+            raise EpochEndError(0)
 
     with pytest.raises(UnusableSourceError, match="epoch 0 of 0 rows holds no usable one"):
         RowCursor(Empty(), 0, 0, None).take()
