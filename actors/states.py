@@ -82,6 +82,11 @@ class SourcePosition(msgspec.Struct, frozen=True, kw_only=True):
     """Of the curriculum: the newest, and those under which tasks that are still out were issued."""
     observed_through: int = 0
     """Plans in LEDGER up to this sequence are part of the newest stage."""
+    added_through: int = 0
+    """Rows in ADDED up to this sequence are issued (or could not be)."""
+    adding: int = 0
+    """The row in ADDED whose tasks take the next ordinals, decided before the first of them is stored; 0: the row at
+    (epoch, index) does."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@
 | EVALS    | log                          | refuse new (waits)  | scored evaluation executions, outside the account |
 | LEDGER   | log                          | refuse new (waits)  | plan, step, durable and rollback records |
 | DEAD     | log                          | refuse new (waits)  | what could not be processed, with its reason |
+| ADDED    | log                          | refuse new (waits)  | rows that were added at run time, one subject each |
 | METRICS  | memory, one hour             | discard old         | numbers for tables and plots; may be lost |
 | LEASE, PRESENCE | last value per key, TTL | -                  | who acts, who is there |
 | WEIGHTS, RUN    | last value per key      | -                  | version heads, run state; compare-and-set |
@@ -54,7 +55,7 @@ _BACKOFF_MAX_S: Final = 2.0
 
 def stream_configs(run: str, config: BusConfig) -> list[StreamConfig]:
     """The streams of one run. Durable ones share `bus.max_store_bytes`; registers hold one message per key."""
-    durable = [_log(run, key, _log_bytes(key, config)) for key in _LOGS]
+    durable = [_log(run, key, _log_bytes(key, config)) for key in (*_LOGS, "added")]
     queues = [_queue(run, key, config) for key in _QUEUES]
     registers = [_register(run, key, expiring=True) for key in _EXPIRING]
     registers += [_register(run, key, expiring=False) for key in _REGISTERS]
@@ -128,6 +129,8 @@ def _log_bytes(key: StreamKey, config: BusConfig) -> int:
             f"bus.max_store_bytes is {config.max_store_bytes} and the {len(_QUEUES)} queues take {config.tasks_max_bytes}"
             f" each (bus.tasks_max_bytes); the logs need at least {_LEAST_LOG_BYTES * _SHARES} more: raise max_store_bytes"
         )
+    if key == "added":  # small, and out of what the registers leave: the others stay as runs of before have them
+        return for_logs // _SHARES // 4
     return for_logs * _SHARE[key] // _SHARES
 
 

@@ -20,6 +20,7 @@ StreamKey = Literal[
     "evals",
     "ledger",
     "dead",
+    "added",
     "metrics",
     "lease",
     "presence",

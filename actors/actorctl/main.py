@@ -30,6 +30,7 @@ from physarum.actors.actorctl.ledger_text import sample_text, step_text, version
 from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
 from physarum.actors.actorctl.replay import replay
 from physarum.actors.actorctl.rollout_only import rollout_only
+from physarum.actors.actorctl.tasks import app as tasks_app
 from physarum.actors.actorctl.weights import app as weights_app
 from physarum.actors.display.result import account_line
 from physarum.actors.preflight import check as check_config
@@ -46,6 +47,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(dead_app, name="dead")
+app.add_typer(tasks_app, name="tasks")
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(weights_app, name="weights")
 for _name, _command in (

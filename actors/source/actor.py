@@ -1,6 +1,7 @@
 """The source actor: one leader by lease, which issues a group of tasks for each row while there is room.
 
     rows --(epoch, index)--> group of tasks --receipts--> TASKS, then the position moves --> RUN
+      ADDED --(sequence)------^  first
       ^                                                     | full: the publisher waits, nothing is issued
       +---- room (admission.py, pace.py) <---- LEDGER, DEAD, and what the engines serve
 
@@ -13,29 +14,31 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from physarum.actors import states
+from physarum.actors.added_rows import AddedRow
 from physarum.actors.context import Context
 from physarum.actors.leadership import leading
 from physarum.actors.policy_engines import policy_group, served_versions
 from physarum.actors.runtime import Actor
+from physarum.actors.source import places
+from physarum.actors.source.additions import Additions
 from physarum.actors.source.admission import Sizes, admitted_groups, has_room
 from physarum.actors.source.choice import Choice
 from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.cursor import Picked
 from physarum.actors.source.followers import Followers
+from physarum.actors.source.making import Making
 from physarum.actors.source.opening import open_source
 from physarum.actors.source.pace import Pace
 from physarum.actors.source.position import PositionKeeper
-from physarum.actors.source.tasks import check_travels, group_tasks, refill_task
+from physarum.actors.source.tasks import check_travels
 from physarum.actors.states import EvalScore, SourcePosition
 from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.wire import publish_task
-from physarum.bus.lease import Lease
-from physarum.bus.ledger import RefillRecord
 from physarum.bus.presence import Roster
 from physarum.bus.records import Task
 from physarum.configs.data_files import RowError
@@ -61,7 +64,10 @@ class SourceActor(Actor):
         chosen = self._source.curriculum
         self._lessons = None if chosen is None else Lessons(chosen, self._source.name, self.config.run.seed)
         self._followers = Followers(context, self._source.name, self._pace, self._lessons)
+        self._additions = Additions(self.bus, self._followers.changed)
+        self._clean = False
         self._choice: Choice
+        self._making: Making
         self._keeper: PositionKeeper
 
     async def run(self) -> None:
@@ -74,8 +80,11 @@ class SourceActor(Actor):
                     group.create_task(self._followers.follow_ledger(), name="ledger"),
                     group.create_task(self._followers.follow_dead(), name="dead letters"),
                 ]
+                self._keeper = PositionKeeper(self.context, self._source.name, lease)
+                position = await self._keeper.claim()
+                helpers.append(group.create_task(self._additions.follow(position.added_through), name="added rows"))
                 async with self._watching_engines():
-                    await self._issue_all(lease)
+                    await self._issue_all(position)
                 for helper in helpers:
                     helper.cancel()
 
@@ -93,9 +102,8 @@ class SourceActor(Actor):
         async with self._engines.open():
             yield
 
-    async def _issue_all(self, lease: Lease) -> None:
-        self._keeper = PositionKeeper(self.context, self._source.name, lease)
-        position = await self._keeper.claim()
+    async def _issue_all(self, position: SourcePosition) -> None:
+        self._clean = position.finished
         if self._pace is not None:
             self._pace.begin(position.issued)
         self._report()
@@ -117,6 +125,7 @@ class SourceActor(Actor):
         source, position = self._source, self._keeper.current
         rows = await asyncio.to_thread(open_source, source, self.config.run.seed)
         self._choice = Choice(self.config, rows, position, self._lessons)
+        self._making = Making(self.config, self.bus.run, self._choice)
 
     async def _wait_for_start(self) -> None:
         """The evaluation of the start version has the engines for itself."""
@@ -136,12 +145,18 @@ class SourceActor(Actor):
             if self._followers.refills:
                 await self._refill()
                 continue
+            if (added := await self._added()) is not None:
+                await self._issue_added(*added)
+                continue
             picked = await asyncio.to_thread(self._choice.pick, self._keeper.current)
             self.numbers["broken_rows"] = self._choice.cursor.broken
-            if picked is None:
+            if picked is not None:
+                await self._issue(picked)
+                continue
+            self._clean = True
+            if await self._added() is None:
                 await self._finish()
                 return
-            await self._issue(picked)
 
     async def _learn(self) -> None:
         """The curriculum's state moves with the ledger, and is stored before anything is issued under it."""
@@ -192,7 +207,11 @@ class SourceActor(Actor):
             await self._learn()
             while self._followers.refills:
                 await self._refill()
-            await changed.wait()
+            added = await self._added()
+            if added is None:
+                await changed.wait()
+            elif await self._wait_for_room() and not self._followers.refills:
+                await self._issue_added(*added)
 
     async def _refill(self) -> None:
         """Issues the refill that was asked for first, as its row's task with the next attempt, then moves past it."""
@@ -200,7 +219,9 @@ class SourceActor(Actor):
         current = self._keeper.current
         if sequence <= current.refilled_through:
             return
-        task = await asyncio.to_thread(self._again, record, self._pin())
+        epoch, index = places.read(record.group)
+        added = (await self._additions.at(index)).row() if epoch == places.ADDED else None
+        task = await asyncio.to_thread(self._making.again, self._keeper.current, record, added, self._pin())
         await publish_task(self.context, task)
         await self._keeper.move(
             msgspec.structs.replace(current, refills=current.refills + 1, refilled_through=sequence)
@@ -214,62 +235,63 @@ class SourceActor(Actor):
         )
         self._report()
 
-    def _again(self, record: RefillRecord, pin: int | None) -> Task:
-        """Reads files and calls hooks."""
-        current, first = self._keeper.current, record.ordinal - record.member
-        epoch, index = (int(part) for part in record.group.rsplit("/", 2)[1:])
-        return refill_task(
-            self._choice.again(current, first, epoch, index),
-            record,
-            run=self.bus.run,
-            group_size=self._choice.group_size_at(current, first),
-            sampling=self._choice.sampling(current, first),
-            pin=pin,
-        )
-
     def _pin(self) -> int | None:
         """In ordered mode, the number of the weights that must make the tokens of what is issued now."""
         return self._followers.numbers.current if self.config.trainer.ordered else None
 
-    def _tasks(self, picked: Picked, pin: int | None) -> list[Task]:
-        """Calls hooks."""
+    async def _added(self) -> tuple[int, AddedRow] | None:
+        """The added row to issue now. After a takeover some tasks may be stored under the next ordinals already: those of the
+        row that was being added, or else of the row at the position. The same row then comes first again."""
         current = self._keeper.current
-        return group_tasks(
-            picked.row,
-            run=self.bus.run,
-            source=self._source.name,
-            place=f"{picked.epoch}/{picked.index}",
-            first_ordinal=current.issued,
-            group_size=self._choice.group_size_at(current, current.issued),
-            sampling=self._choice.sampling(current, current.issued),
-            pin=pin,
-        )
+        if current.adding:
+            return current.adding, await self._additions.at(current.adding)
+        return self._additions.next(current.added_through) if self._clean else None
+
+    async def _issue_added(self, sequence: int, added: AddedRow) -> None:
+        """That it is this row which takes the next ordinals is stored before its tasks are."""
+        if self._keeper.current.adding != sequence:
+            await self._keeper.move(msgspec.structs.replace(self._keeper.current, adding=sequence))
+        current = self._keeper.current
+        tasks = await asyncio.to_thread(self._making.added, current, sequence, added, self._pin())
+        moved = {"added_through": sequence, "adding": 0}
+        if self._travels(tasks):
+            await self._store(tasks, moved)
+        else:
+            await self._keeper.move(msgspec.structs.replace(self._keeper.current, **moved))
+        self.numbers["added"] = self._keeper.current.added_through
 
     async def _issue(self, picked: Picked) -> None:
-        tasks = await asyncio.to_thread(self._tasks, picked, self._pin())
+        tasks = await asyncio.to_thread(self._making.tasks, self._keeper.current, picked, self._pin())
+        cursor = self._choice.cursor
+        if self._travels(tasks):
+            await self._store(tasks, {"epoch": cursor.epoch, "index": cursor.index, "finished": False})
+
+    def _travels(self, tasks: list[Task]) -> bool:
+        """Whether the bus takes such tasks; else the row is counted as broken."""
         try:
             check_travels(tasks[0], self.bus.client.max_payload)
         except RowError as error:
             self._choice.cursor.skip(str(error))
             self.numbers["broken_rows"] = self._choice.cursor.broken
-            return
-        if await unless_draining(self.context, self._store(tasks), _DRAIN_GRACE_S) is None:
+            return False
+        return True
+
+    async def _store(self, tasks: list[Task], moved: dict[str, Any]) -> None:
+        """Stores the tasks, then moves the position past them."""
+        if await unless_draining(self.context, self._stored(tasks, moved), _DRAIN_GRACE_S) is None:
             _log.warning("draining: group %s is not stored as a whole and will be issued again", tasks[0].group)
             return
+        self._clean = True
         self.progressed()
         self._report()
 
-    async def _store(self, tasks: list[Task]) -> bool:
+    async def _stored(self, tasks: list[Task], moved: dict[str, Any]) -> bool:
         base = self._base() if self._pace is not None else 0  # before: no engine serves less when they are taken
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(publish_task(self.context, task))
-        current, cursor = self._keeper.current, self._choice.cursor
-        await self._keeper.move(
-            msgspec.structs.replace(
-                current, epoch=cursor.epoch, index=cursor.index, issued=current.issued + len(tasks), finished=False
-            )
-        )
+        current = self._keeper.current
+        await self._keeper.move(msgspec.structs.replace(current, issued=current.issued + len(tasks), **moved))
         if self._pace is not None:
             self._pace.note(self._keeper.current.issued, base)
         return True

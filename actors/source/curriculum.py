@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from physarum.actors.source import places
 from physarum.actors.source.errors import StageGoneError
 from physarum.actors.states import CurriculumStage, SourcePosition
 from physarum.agents.protocols import Curriculum, Outcome
@@ -96,7 +97,7 @@ class Lessons:
 
 def _outcome(name: str, members: list[Planned | Dropped], number: int, stages: list[CurriculumStage]) -> Outcome | None:
     """None for a group that comes after its stage was forgotten: a task that was given up and sent on its way by hand."""
-    epoch, index = (int(part) for part in name.rsplit("/", 2)[1:])
+    epoch, index = places.read(name)
     first = min(one.ordinal for one in members)
     rewards = [one.reward for one in members if one.reward is not None]
     try:

@@ -56,12 +56,15 @@ def open_rows(
 
 
 class ChatRows:
-    """Rows that say how their prompts are rendered; a row that brings its own metadata for that keeps it."""
+    """Rows that say how their prompts are rendered."""
 
     def __init__(self, rows: RowStream, chat: ChatConfig) -> None:
-        self._rows = rows
-        self._chat = chat.model_dump(mode="json")
+        self._rows, self._chat = rows, chat
 
     def row(self, epoch: int, index: int) -> dict[str, Any]:
-        row = self._rows.row(epoch, index)
-        return {**row, "metadata": {METADATA_KEY: self._chat, **(row.get("metadata") or {})}}
+        return with_chat(self._rows.row(epoch, index), self._chat)
+
+
+def with_chat(row: dict[str, Any], chat: ChatConfig) -> dict[str, Any]:
+    """The row with what its prompt is rendered with; one that brings that in its own metadata keeps it."""
+    return {**row, "metadata": {METADATA_KEY: chat.model_dump(mode="json"), **(row.get("metadata") or {})}}

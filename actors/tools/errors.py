@@ -24,7 +24,7 @@ class ArchiveAlteredError(ToolError):
 
 
 class BadLinesError(ToolError):
-    """A file to import has lines that are no executions; the message names each of the first."""
+    """A file has lines that are no executions, or no rows; the message names each of the first."""
 
 
 class CheckpointBadError(ToolError):

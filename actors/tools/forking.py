@@ -80,6 +80,7 @@ async def fork(parent: OpenRun, durable: DurableRecord, config: RootConfig) -> F
         episodes = await _copy_executions(parent, child)
         samples = await _copy_samples(parent, child, floor)
         dead = await _copy_dead(parent, child)
+        await _copy_added(parent, child)
         last = await _copy_checkpoint(child, folder, meta, records, durable)
         epoch = await _go_on_above(child, records)
         if position is not None:
@@ -148,6 +149,13 @@ async def _copy_samples(parent: OpenRun, child: OpenRun, floor: int) -> int:
             raise AssertionError(f"sample {entry.sequence} became {ack.seq}: the child's log does not begin at {floor}")
         count += 1
     return count
+
+
+async def _copy_added(parent: OpenRun, child: OpenRun) -> None:
+    """Under the same sequences, which are the names of their groups."""
+    for entry in await log.scan(parent.bus, "added"):
+        subject = names.subject(child.name, "added", entry.subject.rpartition(".")[2])
+        await child.publisher.publish(subject, entry.data, expect_last_sequence=entry.sequence - 1)
 
 
 async def _copy_dead(parent: OpenRun, child: OpenRun) -> int:

@@ -192,12 +192,16 @@ def _place(
 async def _issued(run: OpenRun, task: str) -> str | None:
     """None when the source's position has passed the task; else why it cannot be in the run."""
     parts = task.partition("+")[0].split("/")
-    if len(parts) != 4 or not all(part.isdigit() for part in parts[1:]):
+    epochs = [*parts[1:2]] if parts[1:2] != ["added"] else []
+    if len(parts) != 4 or not all(part.isdigit() for part in (*epochs, *parts[2:])):
         return "expected the id of a task (source/epoch/index/member) or of an execution"
     register: Register[states.SourcePosition] = Register(run.bus, run.publisher, "run", states.SourcePosition)
     position = (await register.get(states.SOURCE_POSITION, parts[0])).value
     if position is None:
         return f"no source {parts[0]!r} has issued anything"
+    if not epochs:
+        issued = int(parts[2]) <= position.added_through
+        return None if issued else f"added rows are issued up to {position.added_through}; this one is not issued yet"
     if (int(parts[1]), int(parts[2])) < (position.epoch, position.index):
         return None
     return f"the source is at epoch {position.epoch}, row {position.index}; this one is not issued yet"
