@@ -180,7 +180,7 @@ def sources_digest(hooks: Iterable[Hook]) -> bytes:
 def _hooks(config: RootConfig) -> list[Hook]:
     named = [*(_hook_of(part) for _, part in config.source.parts()), config.rollout.generate, config.reward.hook]
     if config.evaluation is not None:
-        named.append(_hook_of(config.evaluation))
+        named += [_hook_of(part) for _, part in config.evaluation.parts()]
     if config.model.factory is not None:
         named.append(config.model.factory.hook)
     return [hook for hook in named if hook is not None]

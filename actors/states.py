@@ -8,6 +8,7 @@ import msgspec
 
 EVAL_START: Final = "eval-start"
 EVAL_END: Final = "eval-end"
+EVAL_AT: Final = "eval-at"
 TRAINER_READY: Final = "trainer-ready"
 TRAINER_DONE: Final = "trainer-done"
 SOURCE_POSITION: Final = "source-position"
@@ -47,8 +48,22 @@ class Hold(msgspec.Struct, frozen=True):
     released: bool = False
 
 
+class SetScore(msgspec.Struct, frozen=True, kw_only=True):
+    """One set of problems at one version: mean reward, answers to each problem, how many were scored, pass@k by k.
+
+    `off_version` counts executions in which another version made tokens.
+    """
+
+    score: float
+    problems: int
+    samples: int
+    scored: int
+    off_version: int
+    pass_at: dict[int, float] = {}
+
+
 class EvalScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Held-out score at one version. `off_version` counts executions in which another version made tokens."""
+    """Held-out score at one version: the mean of its sets' scores, and their counts together."""
 
     version: str
     score: float
@@ -57,6 +72,7 @@ class EvalScore(msgspec.Struct, frozen=True, kw_only=True):
     off_version: int
     started_at: float
     finished_at: float
+    sets: dict[str, SetScore] = {}
 
 
 class CurriculumStage(msgspec.Struct, frozen=True):

@@ -184,10 +184,11 @@ def _sequence_length(config: RootConfig) -> Iterator[_Finding]:
 def _evaluation(config: RootConfig) -> Iterator[_Finding]:
     if config.evaluation is None:
         return
+    sets = config.evaluation.named().values()
     needed = {
         "engines": config.engines,
         "rollout.generate": config.rollout.generate,
-        "reward.hook": config.reward.hook,
+        "reward.hook": config.reward.hook or all(part.reward is not None for part in sets),
     }
     for option, value in needed.items():
         if not value and config.trainer.objective == "sft":

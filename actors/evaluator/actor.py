@@ -2,7 +2,7 @@
 
     WEIGHTS head, engines that serve it --> tasks.eval --> rollout --> reward --> EVALS --> score --> RUN
 
-Invariant: a score in the register is of one version and one set of problems, and is written once. Evaluation uses the
+Invariant: a score in the register is of one version, and those of start and end are written once. Evaluation uses the
 run's own engines and workers but stands outside the account of executions.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -19,9 +20,10 @@ from physarum.actors.context import Context
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.evaluator.evaluation import Evaluation
 from physarum.actors.evaluator.problems import load_problems
+from physarum.actors.evaluator.scores import combined, described
 from physarum.actors.evaluator.watching import Watch, within
 from physarum.actors.runtime import Actor
-from physarum.actors.states import EvalScore
+from physarum.actors.states import EvalScore, SetScore
 from physarum.actors.waiting import unless_draining
 from physarum.bus.errors import WrongSequenceError
 
@@ -43,10 +45,11 @@ class EvaluatorActor(Actor):
         self._evaluation = self.config.evaluation
         self._scores = context.run_register(EvalScore)
         self._watch = Watch(context)
-        self._rows: list[dict[str, Any]] = []
+        self._rows: dict[str, list[dict[str, Any]]] = {}
 
     async def run(self) -> None:
-        self._rows = await asyncio.to_thread(load_problems, self.config, self._evaluation)
+        for name, part in self._evaluation.named().items():
+            self._rows[name] = await asyncio.to_thread(load_problems, self.config, name, part)
         await unless_draining(self.context, self._evaluate_all())
         if not self.context.draining.is_set():
             self.become("finished")
@@ -95,16 +98,13 @@ class EvaluatorActor(Actor):
 
     async def _evaluate(self, label: str) -> EvalScore:
         self.become("evaluating")
-        score = await Evaluation(self.context, self._evaluation, self._rows, label).run()
-        _log.info(
-            "evaluation of %s: %.4f over %d problems (%d scored, %d of another version)",
-            label,
-            score.score,
-            score.problems,
-            score.scored,
-            score.off_version,
-        )
+        started_at, sets = time.time(), dict[str, SetScore]()
+        for name, rows in self._rows.items():
+            sets[name] = found = await Evaluation(self.context, self._evaluation, name, rows, label).run()
+            _log.info("evaluation of %s on %s: %s", label, name, described(found))
+        score = combined(label, sets, started_at, time.time())
         self.numbers["score"] = score.score
+        await self._scores.put(score, states.EVAL_AT, label)
         self.progressed()
         self.become("ready")
         return score
@@ -122,4 +122,4 @@ class EvaluatorActor(Actor):
         await self._emit(key.removeprefix("eval-"), score)
 
     async def _emit(self, when: str, score: EvalScore) -> None:
-        await self.context.emit("eval", {"when": when, **msgspec.structs.asdict(score)})
+        await self.context.emit("eval", {"when": when, **msgspec.to_builtins(score, str_keys=True)})

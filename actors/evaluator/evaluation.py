@@ -1,6 +1,6 @@
-"""One evaluation: its problems become tasks of class eval, its results are read from EVALS and DEAD.
+"""One set's evaluation: its problems become tasks of class eval, its results are read from EVALS and DEAD.
 
-Its tasks carry a source name made for it alone (`eval/<label>/<nonce>`). An evaluator that is killed in the middle
+Its tasks carry a source name made for it alone (`eval/<label>/<nonce>/<set>`). An evaluator that is killed in the middle
 starts a new one; nothing of the old one is mistaken for it.
 """
 
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-import uuid
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Final
 
 from physarum.actors.context import Context
 from physarum.actors.dead_letters import dead_task
+from physarum.actors.eval_sets import source_name
 from physarum.actors.evaluator.tally import Tally
 from physarum.actors.source.tasks import group_tasks, sampling_parameters
-from physarum.actors.states import EvalScore
+from physarum.actors.states import SetScore
 from physarum.actors.wire import publish_task, read_header
 from physarum.bus import log
 from physarum.bus.errors import CodecError
@@ -33,32 +32,37 @@ _WAIT_S: Final = 5.0
 
 
 class Evaluation:
-    """The problems at one version."""
+    """One set of problems at one version."""
 
-    def __init__(self, context: Context, config: EvaluationConfig, rows: list[dict[str, Any]], label: str) -> None:
-        self._context, self._config, self._label = context, config, label
-        self.source = f"eval/{label}/{uuid.uuid4().hex[:8]}"
+    def __init__(
+        self, context: Context, config: EvaluationConfig, name: str, rows: list[dict[str, Any]], label: str
+    ) -> None:
+        self._context, self._config, self._name, self._label = context, config, name, label
+        self._part = config.named()[name]
+        self.source = source_name(label, name)
         self._tasks = self._make_tasks(rows)
-        self._tally = Tally(self.source, label, [task.id for task in self._tasks])
+        self._tally = Tally(self._part, label, self._tasks)
         self._complete = asyncio.Event()
 
-    async def run(self) -> EvalScore:
-        """Ends when every problem is accounted for, or with what there is after evaluation.timeout_s."""
-        started_at = time.time()
+    async def run(self) -> SetScore:
+        """Ends when every answer is accounted for, or with what there is after evaluation.timeout_s."""
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 await self._run()
         except TimeoutError:
             _log.warning(
-                "evaluation of %s: %d of %d problems have no result after evaluation.timeout_s = %g s; they count 0",
+                "evaluation of %s on %s: %d of %d answers have no result after evaluation.timeout_s = %g s; they count 0",
                 self._label,
+                self._name,
                 self._tally.missing,
                 len(self._tasks),
                 self._config.timeout_s,
             )
         if self._tally.dead:
-            _log.warning("evaluation of %s: %d problems are dead and count 0", self._label, self._tally.dead)
-        return self._tally.score(started_at, time.time())
+            _log.warning(
+                "evaluation of %s on %s: %d answers are dead and count 0", self._label, self._name, self._tally.dead
+            )
+        return self._tally.score()
 
     async def _run(self) -> None:
         evals = await self._reader("evals", headers_only=True)
@@ -96,10 +100,11 @@ class Evaluation:
     def _on_dead(self, entry: LogEntry) -> None:
         dead = dead_task(entry, self._context.bus.run)
         if dead is not None:
-            self._tally.buried(dead.source, dead.task)
+            self._tally.buried(dead.task)
 
     def _make_tasks(self, rows: list[dict[str, Any]]) -> list[Task]:
-        sampling = sampling_parameters(self._config.sampling)
+        sampling = sampling_parameters(self._config.sampling_of(self._part))
+        samples = self._part.samples
         return [
             task
             for index, row in enumerate(rows)
@@ -108,8 +113,8 @@ class Evaluation:
                 run=self._context.bus.run,
                 source=self.source,
                 place=str(index),
-                first_ordinal=index,
-                group_size=1,
+                first_ordinal=index * samples,
+                group_size=samples,
                 sampling=sampling,
                 task_class="eval",
             )

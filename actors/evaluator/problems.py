@@ -10,27 +10,28 @@ from physarum.actors.evaluator.errors import NoProblemError
 from physarum.actors.source.errors import BlankRowError, EpochEndError
 from physarum.actors.source.opening import open_rows
 from physarum.configs.data_files import RowError
-from physarum.configs.evaluation import EvaluationConfig
+from physarum.configs.evaluation import EvaluationSet
 from physarum.configs.hooks import Hook, load_hook
 from physarum.configs.root import RootConfig
+from physarum.configs.rows import RowsConfig
 from physarum.configs.types import Arguments
 
 _log = logging.getLogger(__name__)
 
 
-def load_problems(config: RootConfig, evaluation: EvaluationConfig) -> list[dict[str, Any]]:
-    """At most `evaluation.problems` rows. Broken ones are named and skipped; none at all raises NoProblemError."""
+def load_problems(config: RootConfig, name: str, part: EvaluationSet) -> list[dict[str, Any]]:
+    """At most `problems` rows of a set. Broken ones are named and skipped; none at all raises NoProblemError."""
     rows = open_rows(
-        evaluation,
+        part,
         config.run.seed,
         shuffle=False,
-        base=config.source,
+        base=_base(config),
         held_out=True,
-        extra=_count(evaluation.row_hook(held_out=True), evaluation.problems),
+        extra=_count(part.row_hook(held_out=True), part.problems),
     )
     found: list[dict[str, Any]] = []
     index = 0
-    while len(found) < evaluation.problems:
+    while len(found) < part.problems:
         try:
             found.append(rows.row(0, index))
         except EpochEndError:
@@ -41,10 +42,20 @@ def load_problems(config: RootConfig, evaluation: EvaluationConfig) -> list[dict
             _log.warning("problem skipped: %s", error)
         index += 1
     if not found:
-        raise NoProblemError(f"the evaluation found no usable problem in {index} rows; expected {evaluation.problems}")
-    if len(found) < evaluation.problems:
-        _log.warning("the evaluation has %d problems; evaluation.problems asks for %d", len(found), evaluation.problems)
+        raise NoProblemError(
+            f"the evaluation on {name} found no usable problem in {index} rows; expected {part.problems}"
+        )
+    if len(found) < part.problems:
+        _log.warning("the evaluation on %s has %d problems; it asks for %d", name, len(found), part.problems)
     return found
+
+
+def _base(config: RootConfig) -> RowsConfig:
+    """Whose columns and chat hold where a set has none: the evaluation's, then the source's."""
+    source, evaluation = config.source, config.evaluation
+    assert evaluation is not None  # this is about one of its sets
+    own = {"columns": evaluation.columns or source.columns, "chat": evaluation.chat or source.chat}
+    return source.model_copy(update=own)
 
 
 def _count(hook: tuple[Hook, Arguments] | None, problems: int) -> Arguments:

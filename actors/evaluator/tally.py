@@ -1,53 +1,55 @@
-"""The state of one evaluation: which problems are answered, dead or open. Pure; fed with headers and dead letters."""
+"""The state of one set's evaluation: which answers came, are dead or open. Pure; fed with headers and dead letters."""
 
 from __future__ import annotations
 
-from physarum.actors.states import EvalScore
-from physarum.bus.records import ExecutionHeader, SampleHeader
+from collections.abc import Sequence
+
+from physarum.actors.evaluator.passes import pass_at
+from physarum.actors.states import SetScore
+from physarum.bus.records import ExecutionHeader, SampleHeader, Task
+from physarum.configs.evaluation import EvaluationSet
 
 
 class Tally:
-    """`source` is this evaluation's own name: whatever an earlier, abandoned one left behind is not counted."""
+    """`tasks`: of one evaluation's own source, so that whatever an earlier, abandoned one left behind is not counted."""
 
-    def __init__(self, source: str, label: str, tasks: list[str]) -> None:
-        self._source, self._label = source, label
-        self._open = set(tasks)
-        self._problems = len(tasks)
-        self._rewards: list[float] = []
+    def __init__(self, part: EvaluationSet, label: str, tasks: Sequence[Task]) -> None:
+        self._part, self._label = part, label
+        self._open = {task.id: task.group for task in tasks}
+        self._asked = len(tasks)
+        self._rewards: dict[str, list[float]] = {task.group: [] for task in tasks}
         self._off_version = 0
         self.dead = 0
 
     @property
     def missing(self) -> int:
-        """Problems that have neither a result nor a dead letter."""
+        """Answers that have neither a result nor a dead letter."""
         return len(self._open)
 
     def result(self, header: ExecutionHeader) -> None:
         """A scored execution; a second one of the same task, or one without a reward, is not counted."""
-        if header.source != self._source or header.task not in self._open:
+        group = self._open.pop(header.task, None)
+        if group is None:
             return
-        self._open.discard(header.task)
-        rewards = [sample.reward for sample in header.samples if sample.reward is not None]
-        if rewards:
-            self._rewards.append(sum(rewards) / len(rewards))
+        if header.reward is not None:
+            self._rewards[group].append(header.reward)
         self._off_version += any(self._other_version(sample) for sample in header.samples)
 
-    def buried(self, source: str | None, task: str) -> None:
-        """A task of this evaluation that could not be processed."""
-        if source == self._source and task in self._open:
-            self._open.discard(task)
-            self.dead += 1
+    def buried(self, task: str) -> None:
+        """A task that could not be processed."""
+        self.dead += self._open.pop(task, None) is not None
 
-    def score(self, started_at: float, finished_at: float) -> EvalScore:
-        """Mean reward over all problems; those without a result count 0."""
-        return EvalScore(
-            version=self._label,
-            score=sum(self._rewards) / self._problems,
-            problems=self._problems,
-            scored=len(self._rewards),
+    def score(self) -> SetScore:
+        """Mean reward over all answers that were asked for; those without a result count 0."""
+        part, rewards = self._part, list(self._rewards.values())
+        solved = [sum(reward >= part.solved_at for reward in found) for found in rewards]
+        return SetScore(
+            score=sum(map(sum, rewards)) / self._asked,
+            problems=len(rewards),
+            samples=part.samples,
+            scored=sum(map(len, rewards)),
             off_version=self._off_version,
-            started_at=started_at,
-            finished_at=finished_at,
+            pass_at={k: pass_at(k, part.samples, solved) for k in part.pass_at},
         )
 
     def _other_version(self, sample: SampleHeader) -> bool:

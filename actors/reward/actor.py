@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar, Final
 
+from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.reward.errors import HookTimeoutError
@@ -48,11 +49,13 @@ class RewardActor(Actor):
         self._running: set[asyncio.Task[None]] = set()
         self._freed = asyncio.Event()
         self._pool: Pool | None = None
+        self._own: dict[str, Pool] = {}
         self.numbers |= {"scored": 0, "failed": 0, "timeouts": 0}
 
     async def run(self) -> None:
         async with AsyncExitStack() as stack:
             self._pool = await stack.enter_async_context(self._hook_processes())
+            self._own = await self._pools_of_sets(stack)
             queues = {name: await stack.enter_async_context(self._queue(name).open()) for name in _QUEUES}
             self.become("ready")
             async with asyncio.TaskGroup() as group:
@@ -68,6 +71,15 @@ class RewardActor(Actor):
             return
         async with Pool(reward.hook, reward.args, reward.workers, reward.timeout_s).open() as pool:
             yield pool
+
+    async def _pools_of_sets(self, stack: AsyncExitStack) -> dict[str, Pool]:
+        """One process for each set of held-out problems that is judged by a hook of its own."""
+        found: dict[str, Pool] = {}
+        for name, part in eval_sets.sets_of(self.config).items():
+            if part.reward is not None:
+                pool = Pool(part.reward.hook, part.reward.args, 1, self.config.reward.timeout_s)
+                found[name] = await stack.enter_async_context(pool.open())
+        return found
 
     def _queue(self, durable: str) -> WorkQueue:
         bus = self.config.bus
@@ -141,8 +153,9 @@ class RewardActor(Actor):
         self.progressed()
 
     async def _score(self, execution: Execution, body: bytes) -> None:
-        if self._pool is not None:
-            apply_reward(execution, await self._pool.score(body), self.config.reward.weights)
+        pool = eval_sets.own(execution.task, self._own, self._pool)
+        if pool is not None:
+            apply_reward(execution, await pool.score(body), self.config.reward.weights)
 
     async def _fail(self, delivery: Delivery, reason: str) -> None:
         self.numbers["failed"] += 1

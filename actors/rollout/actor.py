@@ -11,6 +11,7 @@ Invariant: a task leaves TASKS only after its execution is stored, or after it w
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 import uuid
@@ -22,6 +23,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 import numpy as np
 
+from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
 from physarum.actors.policy_engines import policy_group
@@ -40,7 +42,9 @@ from physarum.bus.errors import BlobRefusedError, BlobUnreachableError, BusError
 from physarum.bus.presence import Roster
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.work import Delivery
-from physarum.configs.hooks import load_hook
+from physarum.configs.hooks import Hook, load_hook
+from physarum.configs.root import RootConfig
+from physarum.configs.types import Arguments
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +73,7 @@ class RolloutActor(Actor):
         hook = self.config.rollout.generate
         if hook is None:
             raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
-        generate: GenerateHook = load_hook(hook)  # type: ignore[assignment]
+        hooks = Hooks(self.config, hook)
         async with AsyncExitStack() as stack:
             client = await self._client(stack)
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
@@ -80,7 +84,7 @@ class RolloutActor(Actor):
                 follower = asyncio.create_task(in_flight.follow(), name="follow the head")
                 stack.callback(follower.cancel)
             self.become("ready")
-            await self._work(queue, Episodes(self, client, generate, in_flight))
+            await self._work(queue, Episodes(self, client, hooks, in_flight))
             await self._emit_report(client)
 
     async def _client(self, stack: AsyncExitStack) -> EngineClient:
@@ -137,13 +141,29 @@ def _tally() -> dict[str, int]:
     return {"tokens": 0, "prompt_tokens": 0, "episodes": 0, "failed": 0, "hopeless": 0, "handed_over": 0}
 
 
+class Hooks:
+    """The run's generate hook, and those that sets of problems have of their own."""
+
+    def __init__(self, config: RootConfig, hook: Hook) -> None:
+        self._common = self._loaded(hook, config.rollout.args)
+        own = {name: part.generate for name, part in eval_sets.sets_of(config).items() if part.generate is not None}
+        self._own = {name: self._loaded(one.hook, one.args) for name, one in own.items()}
+
+    def run(self, task: Task, client: Client) -> Awaitable[list[Sample]]:
+        return eval_sets.own(task, self._own, self._common)(task, client)
+
+    @staticmethod
+    def _loaded(hook: Hook, args: Arguments) -> GenerateHook:
+        return functools.partial(load_hook(hook), **args)  # type: ignore[arg-type]  # checked where it was configured
+
+
 class Episodes:
     """Runs deliveries to their end; every path ends the delivery exactly once."""
 
-    def __init__(self, actor: RolloutActor, client: EngineClient, generate: GenerateHook, in_flight: InFlight) -> None:
+    def __init__(self, actor: RolloutActor, client: EngineClient, hooks: Hooks, in_flight: InFlight) -> None:
         self._actor = actor
         self._client = client
-        self._generate = generate
+        self._hooks = hooks
         self._in_flight = in_flight
         self._config = actor.config.rollout
 
@@ -210,11 +230,7 @@ class Episodes:
 
     async def _run(self, task: Task, client: Client) -> list[Sample]:
         async with asyncio.timeout(self._config.episode_timeout_s):
-            return _checked(
-                await self._in_flight.run(
-                    task, client, lambda client: self._generate(task, client, **self._config.args)
-                )
-            )
+            return _checked(await self._in_flight.run(task, client, lambda client: self._hooks.run(task, client)))
 
     async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: HopelessError) -> None:
         """Tells the trainer that the task ends here, past the reward: there is nothing to score. It asks for another."""

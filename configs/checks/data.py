@@ -23,8 +23,10 @@ def check_data(config: RootConfig) -> Iterator[Problem]:
     for key, part in config.source.parts():
         if part.data is not None:
             yield from _check(config, ("source", *key, "data"), part.data, part.columns or columns)
-    if config.evaluation is not None and config.evaluation.data is not None:
-        yield from _check(config, ("evaluation", "data"), config.evaluation.data, config.evaluation.columns or columns)
+    for key, part in config.evaluation.parts() if config.evaluation is not None else ():
+        if part.data is not None:
+            own = part.columns or config.evaluation.columns or columns  # type: ignore[union-attr]
+            yield from _check(config, ("evaluation", *key, "data"), part.data, own)
 
 
 def _check(config: RootConfig, key: KeyPath, data: tuple[Path, ...], columns: ColumnsConfig) -> Iterator[Problem]:

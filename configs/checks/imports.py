@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from physarum.configs.errors import HookError, Problem, Severity
+from physarum.configs.evaluation import EvaluationSet
 from physarum.configs.filters import GroupHook
 from physarum.configs.hooks import Hook, check_async, check_rows, check_signature, load_hook
 from physarum.configs.origin import KeyPath
@@ -79,7 +80,8 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
         chosen = source.curriculum
         yield _Use(("source", "curriculum", "hook"), chosen.hook, ("seed",), chosen.args)
     if evaluation is not None:
-        yield _rows_use(("evaluation",), evaluation)
+        for key, part in evaluation.parts():
+            yield from _set_uses(("evaluation", *key), part)
     if factory is not None:
         yield _Use(("model", "factory", "hook"), factory.hook, ("folder",), factory.args)
     for name, call in (
@@ -106,6 +108,15 @@ def _rows_use(key: KeyPath, part: RowsConfig) -> _Use:
         return _Use((*key, "hook"), None, ("seed",), {})
     name = "hook" if part.environment is None else "environment"
     return _Use((*key, name), found[0], ("seed",), found[1], gives_rows=True, is_tried=part.environment is not None)
+
+
+def _set_uses(key: KeyPath, part: EvaluationSet) -> Iterator[_Use]:
+    yield _rows_use(key, part)
+    if part.generate is not None:
+        own = part.generate
+        yield _Use((*key, "generate", "hook"), own.hook, ("task", "client"), own.args, is_async=True)
+    if part.reward is not None:
+        yield _Use((*key, "reward", "hook"), part.reward.hook, ("execution",), part.reward.args)
 
 
 def _algorithm_uses(config: RootConfig) -> Iterator[_Use]:
