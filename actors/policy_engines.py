@@ -13,9 +13,16 @@ _DEFAULT_GROUP: Final = "policy"
 
 
 def policy_group(config: RootConfig) -> str:
-    """The first group without a model of its own."""
-    following = [name for name, engine in config.engines.items() if engine.model is None]
+    """The first group without a model of its own that is not kept for evaluations."""
+    kept = None if config.evaluation is None else config.evaluation.engines
+    following = [name for name, engine in config.engines.items() if engine.model is None and name != kept]
     return following[0] if following else _DEFAULT_GROUP
+
+
+def evaluation_group(config: RootConfig) -> str:
+    """The group that answers evaluations."""
+    own = None if config.evaluation is None else config.evaluation.engines
+    return policy_group(config) if own is None else own
 
 
 def served_versions(roster: Roster, group: str) -> list[Version]:

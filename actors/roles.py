@@ -33,7 +33,7 @@ def instances(config: RootConfig) -> list[tuple[str, str]]:
     """Every (role, instance) that the configuration asks for, in start order."""
     counts = {
         "checkpoint": config.checkpoint.count,
-        "source": 0 if config.samples.recorded else 1,
+        "source": 0 if config.samples.recorded or config.stop.evaluated else 1,
         "rollout": config.rollout.count,
         "reward": config.reward.count,
         "trainer": 0 if config.trainer.record_only else 1,

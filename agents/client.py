@@ -110,6 +110,12 @@ class EngineClient:
     def sampling(self) -> Mapping[str, Any]:
         return self._sampling
 
+    def through(self, router: Router) -> EngineClient:
+        """The same client on other engines; meter and counters stay shared."""
+        view = copy.copy(self)
+        view._router = router
+        return view
+
     def for_task(self, task: Task) -> EngineClient:
         """A view whose defaults are ours with the task's sampling laid over; meter and counters stay shared.
 

@@ -65,6 +65,8 @@ class EvaluationConfig(EvaluationSet):
     """Published versions between evaluations; null evaluates only at start and end."""
     timeout_s: Seconds = 600.0
     """For each set."""
+    engines: Name | None = None
+    """A group of engines that answers nothing but evaluations, so that they take nothing from training; null: the policy's."""
 
     def named(self) -> dict[str, EvaluationSet]:
         """Every set by its name."""

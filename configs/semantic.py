@@ -99,6 +99,24 @@ def _age_policy(config: RootConfig, key: KeyPath, policy: AgePolicy) -> Iterator
         )
 
 
+def _evaluated(config: RootConfig) -> Iterator[_Finding]:
+    """A run that only evaluates has an evaluation at its start, and no trainer that waits for samples."""
+    if not config.stop.evaluated:
+        return
+    needed = {
+        "evaluation.at_start: true": config.evaluation is not None and config.evaluation.at_start,
+        "trainer.record_only: true": config.trainer.record_only,
+    }
+    for option, there in needed.items():
+        if not there:
+            yield (
+                ("stop", "evaluated"),
+                f"`stop.evaluated` without `{option}`",
+                "both",
+                "use actorctl eval, which sets them",
+            )
+
+
 def _mixture(config: RootConfig) -> Iterator[_Finding]:
     """The parts of a mixture end at their own times, so that it has no epochs."""
     if config.source.mixture is None:
@@ -196,6 +214,21 @@ def _evaluation(config: RootConfig) -> Iterator[_Finding]:
             yield ("evaluation",), f"`evaluation` without `{option}`", "what makes and scores its answers", remedy
 
 
+def _evaluation_engines(config: RootConfig) -> Iterator[_Finding]:
+    """They follow the policy's versions, and training has others."""
+    own = None if config.evaluation is None else config.evaluation.engines
+    if own is None:
+        return
+    key: KeyPath = ("evaluation", "engines")
+    following = [name for name, group in config.engines.items() if group.model is None]
+    if own not in following:
+        expected = f"a group under `engines` without `model`; there are: {', '.join(following) or 'none'}"
+        yield key, f"`evaluation.engines: {own}`", expected, "name one of them, or define the group"
+    elif following == [own]:
+        remedy = "define another group for training, or remove `evaluation.engines`"
+        yield key, f"`evaluation.engines: {own}`, the only group that follows versions", "engines for training", remedy
+
+
 def _engine_ports(config: RootConfig) -> Iterator[_Finding]:
     for name, group in config.engines.items():
         key: KeyPath = ("engines", name, "sglang", "port")
@@ -284,11 +317,13 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _recording,
     _age,
     algorithm_findings,
+    _evaluated,
     _mixture,
     _ordered,
     _world,
     _sequence_length,
     _evaluation,
+    _evaluation_engines,
     _engine_ports,
     _external_engines,
     _quantised_models,

@@ -21,6 +21,8 @@ class StopConfig(Section):
     """Training time, without set-up."""
     loss_below: float | None = None
     reward_above: float | None = None
+    evaluated: bool | None = None
+    """The start model is evaluated: there is no source, and nothing is trained (`actorctl eval`)."""
 
     @model_validator(mode="after")
     def _some_condition(self) -> StopConfig:

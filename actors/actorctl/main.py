@@ -22,6 +22,7 @@ from physarum.actors.actorctl import ps as ps_command
 from physarum.actors.actorctl import up as up_command
 from physarum.actors.actorctl.checkpoints import app as checkpoints_app
 from physarum.actors.actorctl.dead import app as dead_app
+from physarum.actors.actorctl.eval import evaluate
 from physarum.actors.actorctl.evals import evals
 from physarum.actors.actorctl.export import export
 from physarum.actors.actorctl.fork import fork
@@ -52,6 +53,7 @@ app.add_typer(tasks_app, name="tasks")
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(weights_app, name="weights")
 for _name, _command in (
+    ("eval", evaluate),
     ("evals", evals),
     ("rollout-only", rollout_only),
     ("replay", replay),

@@ -30,6 +30,8 @@ class Watch:
         self._heads = Register(context.bus, context.publisher, "weights", Head)
         self._ends = context.run_register(TrainerDone)
         self._model = context.config.model.name
+        evaluation = context.config.evaluation
+        self._group = None if evaluation is None else evaluation.engines
 
     async def first_head(self) -> Head:
         return await until(self._heads, anything, states.HEAD, self._model)
@@ -45,9 +47,15 @@ class Watch:
         """Until at least one engine is ready and every ready one serves `label` or something newer."""
         wanted = Version.parse(label)
         async with Roster(self._context.bus, "engine").open() as roster:
-            while not serving(roster.members, wanted):
+            while not serving(self._answering(roster.members), wanted):
                 if not await roster.wait_change(_LOOK_S):
                     _log.info("waiting for engines at %s; there are: %s", label, _described(roster.members))
+
+    def _answering(self, engines: list[Heartbeat]) -> list[Heartbeat]:
+        """Those that answer evaluations."""
+        if self._group is None:
+            return engines
+        return [engine for engine in engines if engine.facts.get("group") == self._group]
 
 
 def serving(engines: list[Heartbeat], wanted: Version) -> bool:

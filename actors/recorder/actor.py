@@ -26,7 +26,7 @@ from physarum.actors.served_model import served_model
 from physarum.actors.trainer.exhaustion import Exhaustion
 from physarum.actors.trainer.publication import Offer, Publication
 from physarum.actors.trainer.recovery import recover
-from physarum.actors.waiting import unless_draining
+from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.weights_area import weights_area
 from physarum.bus import ledger
 from physarum.bus.lease import Lease
@@ -92,7 +92,8 @@ class RecorderActor(Actor):
             ]
             try:
                 await self._publish(publication, version)
-                return await unless_draining(self.context, self._wait(exhaustion))
+                waiting = self._wait_evaluated() if self.config.stop.evaluated else self._wait(exhaustion)
+                return await unless_draining(self.context, waiting)
             finally:
                 for task in beside:
                     task.cancel()
@@ -113,6 +114,11 @@ class RecorderActor(Actor):
         area = weights_area(self.context.folder, self.config)
         area.clear_filling(_FILLING)  # of a recorder that died: the lease is ours
         return Snapshot.take(folder_tensors(model), self.config.checkpoint.chunk_bytes, area, f"{_FILLING}{label}")
+
+    async def _wait_evaluated(self) -> str:
+        """Nothing is recorded: the evaluation of the start model is all there is to wait for."""
+        score = await until(self.context.run_register(states.EvalScore), anything, states.EVAL_START)
+        return f"{score.version} is evaluated"
 
     async def _wait(self, exhaustion: Exhaustion) -> str:
         """The stop condition that is met first."""

@@ -26,7 +26,7 @@ import numpy as np
 from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
-from physarum.actors.policy_engines import policy_group
+from physarum.actors.policy_engines import evaluation_group, policy_group
 from physarum.actors.rollout.in_flight import HopelessError, InFlight
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.actors.rollout.tasks import TaskQueue
@@ -75,7 +75,7 @@ class RolloutActor(Actor):
             raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
         hooks = Hooks(self.config, hook)
         async with AsyncExitStack() as stack:
-            client = await self._client(stack)
+            client, evaluating = await self._clients(stack)
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
             reporter = asyncio.create_task(self._report(client), name="generation report")
             stack.callback(reporter.cancel)
@@ -84,13 +84,19 @@ class RolloutActor(Actor):
                 follower = asyncio.create_task(in_flight.follow(), name="follow the head")
                 stack.callback(follower.cancel)
             self.become("ready")
-            await self._work(queue, Episodes(self, client, hooks, in_flight))
+            await self._work(queue, Episodes(self, client, evaluating, hooks, in_flight))
             await self._emit_report(client)
 
-    async def _client(self, stack: AsyncExitStack) -> EngineClient:
-        roster = Roster(self.bus, "engine", on_change=lambda: router.notify())
-        router = PresenceRouter(roster, policy_group(self.config))
+    async def _clients(self, stack: AsyncExitStack) -> tuple[EngineClient, EngineClient]:
+        """For training, and for evaluations: the same client, on the engines that are kept for them where some are."""
+        groups = [policy_group(self.config), evaluation_group(self.config)]
+        roster = Roster(self.bus, "engine", on_change=lambda: [router.notify() for router in routers])
+        routers = [PresenceRouter(roster, group) for group in groups]
         await stack.enter_async_context(roster.open())
+        client = await self._client(stack, routers[0])
+        return client, client if groups[0] == groups[1] else client.through(routers[1])
+
+    async def _client(self, stack: AsyncExitStack, router: PresenceRouter) -> EngineClient:
         session = await stack.enter_async_context(open_session())
         retry = RetryPolicy(
             attempts=64,
@@ -160,9 +166,11 @@ class Hooks:
 class Episodes:
     """Runs deliveries to their end; every path ends the delivery exactly once."""
 
-    def __init__(self, actor: RolloutActor, client: EngineClient, hooks: Hooks, in_flight: InFlight) -> None:
+    def __init__(
+        self, actor: RolloutActor, client: EngineClient, evaluating: EngineClient, hooks: Hooks, in_flight: InFlight
+    ) -> None:
         self._actor = actor
-        self._client = client
+        self._client, self._evaluating = client, evaluating
         self._hooks = hooks
         self._in_flight = in_flight
         self._config = actor.config.rollout
@@ -175,7 +183,8 @@ class Episodes:
             return
         if task is None:
             return
-        started_at, client = time.time(), self._client.for_task(task)
+        base = self._evaluating if task.task_class == "eval" else self._client
+        started_at, client = time.time(), base.for_task(task)
         try:
             samples = await self._run(task, client)
         except asyncio.CancelledError:

@@ -30,7 +30,7 @@ async def finished(bus: Bus, publisher: Publisher, config: RootConfig) -> states
     done = await written(Register(bus, publisher, "run", states.TrainerDone), states.TRAINER_DONE)
     _log.info("training is finished at %s: %s", done.version, done.reason)
     if config.evaluation is not None and config.evaluation.at_end:
-        limit_s = config.evaluation.timeout_s + _EVALUATION_GRACE_S
+        limit_s = config.evaluation.timeout_s * len(config.evaluation.named()) + _EVALUATION_GRACE_S
         try:
             async with asyncio.timeout(limit_s):
                 await written(Register(bus, publisher, "run", states.EvalScore), states.EVAL_END)
