@@ -6,7 +6,7 @@ Invariant: for equal positions and ordinals the answers are equal, so that what 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from physarum.actors.source.admission import Sizes
 from physarum.actors.source.curriculum import Lessons
@@ -19,6 +19,8 @@ from physarum.configs.root import RootConfig
 
 _log = logging.getLogger(__name__)
 
+_LONGEST: Final = 1_000_000
+
 
 class Choice:
     """Of one source; its methods read files or call hooks: keep them off the event loop."""
@@ -29,17 +31,19 @@ class Choice:
         self.cursor = RowCursor(rows, position.epoch, position.index, config.epochs)
 
     def pick(self, position: SourcePosition) -> Picked | None:
-        """The next row; None after the last epoch, or after a whole one of which the curriculum let nothing pass."""
-        began: int | None = None
+        """The next row; None after the last epoch, or after a whole one of which the curriculum let nothing pass (_LONGEST
+        rows of a mixture, whose one epoch does not end)."""
+        began: Picked | None = None
         while (picked := self.cursor.take()) is not None:
             if self._lessons is None:
                 return picked
             row = self._lessons.row(position, position.issued, picked.epoch, picked.index, picked.row)
             if row is not None:
                 return Picked(picked.epoch, picked.index, row)
-            began = picked.epoch if began is None else began
-            if picked.epoch > began + 1:
-                _log.warning("the curriculum skipped every row of epoch %d: nothing is left to issue", began + 1)
+            began = picked if began is None else began
+            if picked.epoch > began.epoch + 1 or picked.index - began.index >= _LONGEST:
+                tried = f"epoch {began.epoch + 1}" if picked.epoch > began.epoch else f"{_LONGEST} rows"
+                _log.warning("the curriculum skipped every row of %s: nothing is left to issue", tried)
                 return None
         return None
 

@@ -243,3 +243,33 @@ async def test_a_killed_server_is_waited_for(tmp_path: Path, own_server: OwnServ
             await engine(context, "policy@1.0", sequence=3)
             assert (await score(context, states.EVAL_END)).score == 0.5
         assert not work.done()
+
+
+async def test_sets_are_scored_one_after_the_other_and_kept_by_version(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """Four answers to each problem of one set; even ordinals are right, so half of them."""
+    hook = "hook: 'physarum.agents.calculator.problems:HeldOut'"
+    sets = f"{{small: {{{hook}, problems: 2, samples: 4, pass_at: [1, 4]}}, large: {{{hook}, problems: 4}}}}"
+    context = make_context(
+        tmp_path, bus, publisher, "evaluator", f"evaluation.sets={sets}", "evaluation.every_versions=1"
+    )
+    actor = EvaluatorActor(context)
+    async with running(actor), workers(context, "policy@1.0") as seen:
+        await publish_head(context, 0)
+        await engine(context, "policy@1.0")
+        start = await score(context)
+        assert {name: (one.score, one.scored) for name, one in start.sets.items()} == {
+            "small": (0.5, 8),
+            "large": (0.5, 4),
+        }
+        assert start.sets["small"].pass_at == {1: 0.5, 4: 1.0}
+        assert (start.score, start.problems, start.scored) == (0.5, 6, 12)
+        assert [task.source.rpartition("/")[2] for task in seen] == ["small"] * 8 + ["large"] * 4
+        assert [task.group_size for task in seen] == [4] * 8 + [1] * 4
+        await engine(context, "policy@1.1", sequence=2)
+        await publish_head(context, 1)
+        later = await register_until(context.run_register(EvalScore), lambda value: True, states.EVAL_AT, "policy@1.1")
+    assert later.off_version == 12
+    kept = await context.run_register(EvalScore).entries(states.EVAL_AT)
+    assert sorted(one.version for one in kept) == ["policy@1.0", "policy@1.1"]
