@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from physarum.actors import states
 from physarum.bus.presence import Roster
 from physarum.bus.version import Version
 from physarum.configs.root import RootConfig
@@ -23,6 +24,12 @@ def evaluation_group(config: RootConfig) -> str:
     """The group that answers evaluations."""
     own = None if config.evaluation is None else config.evaluation.engines
     return policy_group(config) if own is None else own
+
+
+def head_key(config: RootConfig, group: str) -> tuple[str, str]:
+    """Where, in WEIGHTS, the version stands that the engines of `group` take."""
+    own = None if config.evaluation is None else config.evaluation.engines
+    return (states.EVAL_HEAD if group == own else states.HEAD, config.model.name)
 
 
 def served_versions(roster: Roster, group: str) -> list[Version]:

@@ -66,7 +66,8 @@ class EvaluationConfig(EvaluationSet):
     timeout_s: Seconds = 600.0
     """For each set."""
     engines: Name | None = None
-    """A group of engines that answers nothing but evaluations, so that they take nothing from training; null: the policy's."""
+    """A group of engines that answers nothing but evaluations, so that these take nothing from training, and that stays at the
+    version which is being evaluated. Null: the policy's, which go on to newer versions."""
 
     def named(self) -> dict[str, EvaluationSet]:
         """Every set by its name."""

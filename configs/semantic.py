@@ -224,6 +224,10 @@ def _evaluation_engines(config: RootConfig) -> Iterator[_Finding]:
     if own not in following:
         expected = f"a group under `engines` without `model`; there are: {', '.join(following) or 'none'}"
         yield key, f"`evaluation.engines: {own}`", expected, "name one of them, or define the group"
+    elif config.engines[own].transport == "nccl":
+        found = f"`engines.{own}.transport: nccl` with `evaluation.engines: {own}`"
+        remedy = "leave the transport to `auto`"
+        yield ("engines", own, "transport"), found, "a transport that fetches: they take few of the versions", remedy
     elif following == [own]:
         remedy = "define another group for training, or remove `evaluation.engines`"
         yield key, f"`evaluation.engines: {own}`, the only group that follows versions", "engines for training", remedy

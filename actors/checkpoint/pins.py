@@ -1,5 +1,5 @@
-"""The versions that users pinned, and those that engines would go back to, as the checkpoint service asks for them before it
-lets old ones go."""
+"""The versions that users pinned, those that engines would go back to, and the one that is being evaluated, as the checkpoint
+service asks for them before it lets old ones go."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ async def pinned(context: Context) -> frozenset[str] | None:
     """Their labels; None, with a warning, where the bus does not say: then nothing may be let go."""
     model = context.config.model.name
     register = Register(context.bus, context.publisher, "weights", states.Pins)
+    heads = Register(context.bus, context.publisher, "weights", states.Head)
     trials = Register(context.bus, context.publisher, "weights", Trial)
     try:
         entry = await register.get(states.PINS, model)
+        evaluated = (await heads.get(states.EVAL_HEAD, model)).value
         passed = {trial.passed for trial in await trials.entries(states.CANARY, model) if trial.passed is not None}
     except BusError as error:
         _log.warning("no version is let go, since nobody says which are pinned: %s", error)
         return None
-    return frozenset(entry.value.labels if entry.value else ()) | passed
+    held = frozenset() if evaluated is None else frozenset({evaluated.label})
+    return frozenset(entry.value.labels if entry.value else ()) | passed | held

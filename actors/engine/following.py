@@ -27,6 +27,7 @@ from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
 from physarum.actors.engine.trials import Trials
 from physarum.actors.errors import ActorError, UnrecoverableError
+from physarum.actors.policy_engines import head_key
 from physarum.actors.served_model import served_model, served_quantisation
 from physarum.actors.weights_area import weights_area
 from physarum.bus.errors import BusError
@@ -156,12 +157,12 @@ class Following:
     async def _follow(self, receiver: Receiver, services: Roster) -> None:
         """Brings the engine to each head as it comes, for ever."""
         heads: Register[states.Head] = Register(self._actor.bus, self._actor.publisher, "weights", states.Head)
-        model = self._actor.config.model.name
-        async with heads.watch(states.HEAD, model) as changed:
+        key = head_key(self._actor.config, self._group)
+        async with heads.watch(*key) as changed:
             self._look_again = changed.set
             while True:
                 changed.clear()
-                head = (await heads.get(states.HEAD, model)).value
+                head = (await heads.get(*key)).value
                 if head is not None and not await self._bring_to(head, receiver, services):
                     # Not reached: try again when the head or the holders change, at the latest after a moment.
                     await _either(changed, services, _RETRY_S)

@@ -60,6 +60,7 @@ class EvaluatorActor(Actor):
             self.become("waiting")
             head = await self._watch.first_head()
             # No deadline of its own: the engines' start is supervised, and draining ends this wait.
+            await self._watch.hold(head.label)
             await self._watch.engines_at(head.label)
             await self._record(states.EVAL_START, await self._evaluate(head.label))
         await self._until_trained()
@@ -91,6 +92,7 @@ class EvaluatorActor(Actor):
             await self._emit("between", await self._evaluate(head.label))
 
     async def _engines_within(self, label: str, seconds: float) -> None:
+        await self._watch.hold(label)
         if not await within(seconds, asyncio.ensure_future(self._watch.engines_at(label))):
             _log.warning(
                 "not every engine serves %s after %g s; answers of others count as off_version", label, seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Final
 
 from physarum.actors import states
@@ -42,6 +43,21 @@ class Watch:
     async def head_from(self, number: int) -> Head:
         """The newest head whose number is at least `number`."""
         return await until(self._heads, lambda head: head.number >= number, states.HEAD, self._model)
+
+    async def hold(self, label: str) -> None:
+        """Where engines are kept for evaluations: they are to serve this version, and stay there."""
+        if self._group is None:
+            return
+        version = Version.parse(label)
+        head = Head(
+            label=label,
+            epoch=version.epoch,
+            number=version.number,
+            manifest="",
+            total_bytes=0,
+            published_at=time.time(),
+        )
+        await self._heads.put(head, states.EVAL_HEAD, self._model, deadline_s=None)
 
     async def engines_at(self, label: str) -> None:
         """Until at least one engine is ready and every ready one serves `label` or something newer."""

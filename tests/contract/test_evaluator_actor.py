@@ -44,11 +44,17 @@ async def publish_head(context: Context, number: int) -> None:
 
 
 async def engine(
-    context: Context, version: str, *, instance: str = "policy-0", state: str = "ready", sequence: int = 1
+    context: Context,
+    version: str,
+    *,
+    instance: str = "policy-0",
+    state: str = "ready",
+    sequence: int = 1,
+    group: str = "policy",
 ) -> None:
     beat = Heartbeat(
         role="engine", instance=instance, state=state, pid=1, host="h", started_at=1.0, sequence=sequence,
-        facts={"url": "http://x", "version": version},
+        facts={"url": "http://x", "version": version, "group": group},
     )  # fmt: skip
     await announce(context.bus, context.publisher, beat)
 
@@ -273,3 +279,23 @@ async def test_sets_are_scored_one_after_the_other_and_kept_by_version(
     assert later.off_version == 12
     kept = await context.run_register(EvalScore).entries(states.EVAL_AT)
     assert sorted(one.version for one in kept) == ["policy@1.0", "policy@1.1"]
+
+
+async def test_engines_that_are_kept_for_evaluations_are_told_which_version_to_serve_and_waited_for(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """The head goes on; they stay where the evaluator put them, and the others are no matter."""
+    actor = evaluator(tmp_path, bus, publisher, "engines={policy: {}, aside: {}}", "evaluation.engines=aside")
+    context = actor.context
+    heads = Register(bus, publisher, "weights", Head)
+    async with running(actor), workers(context, "policy@1.0") as seen:
+        await publish_head(context, 0)
+        held = await register_until(heads, lambda value: True, states.EVAL_HEAD, "policy")
+        assert (held.label, held.number) == ("policy@1.0", 0)
+        await engine(context, "policy@1.0")
+        await publish_head(context, 1)
+        assert not seen, "none of those that are kept serves it yet"
+        await engine(context, "policy@1.0", instance="aside-0", group="aside")
+        assert (await score(context)).off_version == 0
+    entry = await heads.get(states.EVAL_HEAD, "policy")
+    assert entry.value is not None and entry.value.label == "policy@1.0"

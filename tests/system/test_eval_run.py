@@ -44,8 +44,8 @@ def configuration(folder: Path) -> dict[str, Any]:
         "source": {"hook": "physarum.agents.calculator.problems:Problems"},
         "rollout": {"generate": "physarum.agents.single_turn:generate", "sampling": {"max_new_tokens": 16}},
         "reward": {"hook": f"{hooks}:half"},
-        "engines": {"policy": {"python": sys.executable, "env": {"PYTHONPATH": str(STUB)}}},
-        "evaluation": {"sets": sets, "sampling": {"max_new_tokens": 16}},
+        "engines": {name: {"python": sys.executable, "env": {"PYTHONPATH": str(STUB)}} for name in ("policy", "aside")},
+        "evaluation": {"sets": sets, "engines": "aside", "sampling": {"max_new_tokens": 16}},
         "trainer": {"objective": "rl", "lr": 1e-3, "tokens_per_microbatch": 2048},
         "stop": {"steps": 1000},
     }

@@ -8,7 +8,7 @@ import pytest
 
 from physarum.actors import roles
 from physarum.actors.actorctl import eval as eval_command
-from physarum.actors.policy_engines import evaluation_group, policy_group
+from physarum.actors.policy_engines import evaluation_group, head_key, policy_group
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line
@@ -43,6 +43,9 @@ def test_engines_that_are_kept_for_evaluations_answer_nothing_else(recipe: Path)
     assert policy_group(made(recipe)) == evaluation_group(made(recipe)) == "aside"
     kept = made(recipe, "evaluation.engines=aside")
     assert (policy_group(kept), evaluation_group(kept)) == ("policy", "aside")
+    assert head_key(kept, "policy") == ("head", "policy")
+    assert head_key(kept, "aside") == ("eval-head", "policy")
+    assert head_key(made(recipe), "aside") == ("head", "policy")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,10 @@ def test_engines_that_are_kept_for_evaluations_answer_nothing_else(recipe: Path)
     [
         (["evaluation.engines=asid"], "there are: aside, policy"),
         (["evaluation.engines=judge"], "a group under `engines` without `model`"),
+        (
+            ["evaluation.engines=aside", "engines.aside.transport=nccl"],
+            "`engines.aside.transport: nccl` with `evaluation",
+        ),
         (["evaluation.engines=aside", "engines.policy.model=m"], "the only group that follows versions"),
         (["stop.evaluated=true"], "`stop.evaluated` without `trainer.record_only: true`"),
         (["stop.evaluated=true", "evaluation=null"], "`stop.evaluated` without `evaluation.at_start: true`"),
