@@ -26,7 +26,8 @@ class EvaluationSet(RowsConfig):
     """Rows as a source has them, and how they are answered and judged; `columns` and `chat` are the source's where they are
     null."""
 
-    problems: Count = 256
+    problems: Count | None = 256
+    """At most; null takes every row."""
     samples: Count = 1
     """Answers to each problem."""
     pass_at: Annotated[tuple[Count, ...], Field(strict=False)] = ()

@@ -24,6 +24,7 @@ from physarum.configs.problems import schema_problems
 from physarum.configs.root import RootConfig
 from physarum.configs.secrets import is_secret_key
 from physarum.configs.semantic import semantic_problems
+from physarum.configs.slime_eval import translated
 from physarum.configs.yaml_file import Layer, read_yaml, write_yaml
 
 _OPEN_SECTIONS = ("args", "extra", "megatron", "sglang")
@@ -62,7 +63,7 @@ def _read_layers(path: Path, below: tuple[Path, ...]) -> Layer:
         raise ConfigError(
             [_refusal(display_path(path), f"a cycle: {chain}", "a chain that ends", "drop one `extends`")]
         )
-    layer = read_yaml(path)
+    layer = translated(read_yaml(path))
     merged = Layer()
     for parent in _parents(layer, path):
         merged = merge(merged, _read_layers(parent, (*below, path)))

@@ -64,6 +64,8 @@ class RowsConfig(Section):
     args: Arguments = Field(default_factory=dict)
     columns: ColumnsConfig | None = None
     chat: ChatConfig | None = None
+    metadata: Arguments = Field(default_factory=dict)
+    """Laid over the metadata of every row."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> RowsConfig:

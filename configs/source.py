@@ -32,8 +32,6 @@ class MixturePart(RowsConfig):
     """Goes into the metadata of its rows, as `mixture`."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Its share of the rows is weight / sum of weights, exact to within one row wherever the mixture is cut off."""
-    metadata: Arguments = Field(default_factory=dict)
-    """Added to that of its rows, whose own keys win."""
     shuffle: bool | None = None
     """Null: as `source.shuffle`."""
 

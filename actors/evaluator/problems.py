@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from typing import Any
 
 from physarum.actors.evaluator.errors import NoProblemError
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def load_problems(config: RootConfig, name: str, part: EvaluationSet) -> list[dict[str, Any]]:
-    """At most `problems` rows of a set. Broken ones are named and skipped; none at all raises NoProblemError."""
+    """At most `problems` rows of a set (all where null). Broken ones are named and skipped; none raises NoProblemError."""
     rows = open_rows(
         part,
         config.run.seed,
@@ -31,7 +32,8 @@ def load_problems(config: RootConfig, name: str, part: EvaluationSet) -> list[di
     )
     found: list[dict[str, Any]] = []
     index = 0
-    while len(found) < part.problems:
+    wanted = math.inf if part.problems is None else part.problems
+    while len(found) < wanted:
         try:
             found.append(rows.row(0, index))
         except EpochEndError:
@@ -42,10 +44,8 @@ def load_problems(config: RootConfig, name: str, part: EvaluationSet) -> list[di
             _log.warning("problem skipped: %s", error)
         index += 1
     if not found:
-        raise NoProblemError(
-            f"the evaluation on {name} found no usable problem in {index} rows; expected {part.problems}"
-        )
-    if len(found) < part.problems:
+        raise NoProblemError(f"the evaluation on {name} found no usable problem in {index} rows; expected at least one")
+    if part.problems is not None and len(found) < part.problems:
         _log.warning("the evaluation on %s has %d problems; it asks for %d", name, len(found), part.problems)
     return found
 
@@ -58,9 +58,9 @@ def _base(config: RootConfig) -> RowsConfig:
     return source.model_copy(update=own)
 
 
-def _count(hook: tuple[Hook, Arguments] | None, problems: int) -> Arguments:
+def _count(hook: tuple[Hook, Arguments] | None, problems: int | None) -> Arguments:
     """How many problems are wanted, where the hook has a parameter `problems` that is not set."""
-    if hook is None or "problems" in hook[1]:
+    if hook is None or problems is None or "problems" in hook[1]:
         return {}
     target = load_hook(hook[0])
     takes = callable(target) and "problems" in inspect.signature(target).parameters

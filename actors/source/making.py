@@ -11,7 +11,7 @@ from physarum.actors.added_rows import AddedRow
 from physarum.actors.source import places
 from physarum.actors.source.choice import Choice
 from physarum.actors.source.cursor import Picked
-from physarum.actors.source.opening import with_chat
+from physarum.actors.source.opening import described
 from physarum.actors.source.tasks import group_tasks, refill_task
 from physarum.actors.states import SourcePosition
 from physarum.bus.ledger import RefillRecord
@@ -62,4 +62,4 @@ class Making:
         )
 
     def _rendered(self, row: dict[str, Any]) -> dict[str, Any]:
-        return row if self._source.chat is None else with_chat(row, self._source.chat)
+        return described(row, self._source.chat, self._source.metadata)

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from physarum.actors.source.errors import BlankRowError, EpochEndError, UnusableSourceError
 from physarum.actors.source.rows import RowStream
 from physarum.configs.data_files import RowError
-from physarum.configs.types import Arguments
 
 METADATA_KEY: Final = "mixture"
 
@@ -58,8 +57,8 @@ def _period(weights: Sequence[int]) -> npt.NDArray[np.int32]:
 class MixturePartRows:
     """One part: its rows over and over, each epoch in an order of its own."""
 
-    def __init__(self, name: str, rows: RowStream, metadata: Arguments) -> None:
-        self.name, self._rows, self._metadata = name, rows, metadata
+    def __init__(self, name: str, rows: RowStream) -> None:
+        self.name, self._rows = name, rows
         self._size: int | None = None
         self._usable = True  # of an epoch that was not seen from its beginning, nobody can say otherwise
 
@@ -86,7 +85,7 @@ class MixturePartRows:
         except RowError as error:
             raise RowError(f"mixture part {self.name}: {error}") from error
         self._usable = True
-        return {**row, "metadata": {**self._metadata, **(row.get("metadata") or {}), METADATA_KEY: self.name}}
+        return {**row, "metadata": {**(row.get("metadata") or {}), METADATA_KEY: self.name}}
 
     def _checked(self, rows: int) -> int:
         if rows == 0:

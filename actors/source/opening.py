@@ -20,14 +20,15 @@ def open_source(source: SourceConfig, seed: int) -> RowStream:
     if source.mixture is None:
         return open_rows(source, seed, shuffle=source.shuffle)
     parts = [_part(source, part, seed) for part in source.mixture]
-    return MixtureRows(parts, whole_weights(source.mixture))
+    rows = MixtureRows(parts, whole_weights(source.mixture))
+    return Described(rows, None, source.metadata) if source.metadata else rows
 
 
 def _part(source: SourceConfig, part: MixturePart, seed: int) -> MixturePartRows:
     """With a seed of its own: two parts of one generator are not the same rows."""
     own = xxhash.xxh3_64_intdigest(f"{seed}/{part.name}".encode()) >> 33
     shuffle = source.shuffle if part.shuffle is None else part.shuffle
-    return MixturePartRows(part.name, open_rows(part, own, shuffle=shuffle, base=source), part.metadata)
+    return MixturePartRows(part.name, open_rows(part, own, shuffle=shuffle, base=source))
 
 
 def open_rows(
@@ -52,19 +53,20 @@ def open_rows(
     else:
         assert part.data is not None  # the section's validator: exactly one origin
         rows = FileRows(part.data, columns, seed, shuffle=shuffle)
-    return rows if chat is None else ChatRows(rows, chat)
+    return rows if chat is None and not part.metadata else Described(rows, chat, part.metadata)
 
 
-class ChatRows:
-    """Rows that say how their prompts are rendered."""
+class Described:
+    """Rows with metadata that their section adds."""
 
-    def __init__(self, rows: RowStream, chat: ChatConfig) -> None:
-        self._rows, self._chat = rows, chat
+    def __init__(self, rows: RowStream, chat: ChatConfig | None, metadata: Arguments) -> None:
+        self._rows, self._chat, self._metadata = rows, chat, metadata
 
     def row(self, epoch: int, index: int) -> dict[str, Any]:
-        return with_chat(self._rows.row(epoch, index), self._chat)
+        return described(self._rows.row(epoch, index), self._chat, self._metadata)
 
 
-def with_chat(row: dict[str, Any], chat: ChatConfig) -> dict[str, Any]:
-    """The row with what its prompt is rendered with; one that brings that in its own metadata keeps it."""
-    return {**row, "metadata": {METADATA_KEY: chat.model_dump(mode="json"), **(row.get("metadata") or {})}}
+def described(row: dict[str, Any], chat: ChatConfig | None, metadata: Arguments) -> dict[str, Any]:
+    """The row with `metadata` over its own, and with what its prompt is rendered with unless it brings that itself."""
+    common = {} if chat is None else {METADATA_KEY: chat.model_dump(mode="json")}
+    return {**row, "metadata": {**common, **(row.get("metadata") or {}), **metadata}}

@@ -60,7 +60,7 @@ class Counted:
 
 
 def mixture(**parts: tuple[Counted, int]) -> MixtureRows:
-    made = [MixturePartRows(name, rows, {}) for name, (rows, _) in parts.items()]
+    made = [MixturePartRows(name, rows) for name, (rows, _) in parts.items()]
     return MixtureRows(made, [weight for _, weight in parts.values()])
 
 
