@@ -199,6 +199,26 @@ def _sequence_length(config: RootConfig) -> Iterator[_Finding]:
         yield ("trainer", "tokens_per_microbatch"), found, "room for the longest sequence", remedy
 
 
+def _answers_fit(config: RootConfig) -> Iterator[_Finding]:
+    """SGLang refuses a request whose prompt and answer may together be longer than its context: it would refuse every one."""
+    asked: list[tuple[KeyPath, int]] = [
+        (("rollout", "sampling", "max_new_tokens"), config.rollout.sampling.max_new_tokens)
+    ]
+    if config.evaluation is not None:
+        for key, part in config.evaluation.parts():
+            sampling = config.evaluation.sampling_of(part)
+            asked.append((("evaluation", *key, "sampling", "max_new_tokens"), sampling.max_new_tokens))
+    for name, group in config.engines.items():
+        context = group.sglang.get("context-length")
+        if group.model is not None or not isinstance(context, int):
+            continue
+        for key, tokens in asked:
+            if tokens >= context:
+                option = f"engines.{name}.sglang.context-length"
+                remedy = f"lower `{dotted(key)}`, or raise `{option}`"
+                yield key, f"`{dotted(key)}: {tokens}` with `{option}: {context}`", "room for a prompt", remedy
+
+
 def _evaluation(config: RootConfig) -> Iterator[_Finding]:
     if config.evaluation is None:
         return
@@ -326,6 +346,7 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _ordered,
     _world,
     _sequence_length,
+    _answers_fit,
     _evaluation,
     _evaluation_engines,
     _engine_ports,

@@ -58,6 +58,14 @@ def test_engines_that_are_kept_for_evaluations_answer_nothing_else(recipe: Path)
             "`engines.aside.transport: nccl` with `evaluation",
         ),
         (["evaluation.engines=aside", "engines.policy.model=m"], "the only group that follows versions"),
+        (
+            ["engines.policy.sglang.context-length=256", "rollout.sampling.max_new_tokens=256"],
+            r"`rollout\.sampling\.max_new_tokens: 256` with `engines\.policy\.sglang\.context-length: 256`",
+        ),
+        (
+            ["engines.policy.sglang.context-length=300", "evaluation.sampling={max_new_tokens: 400}"],
+            "expected room for a prompt. Remedy: lower `evaluation.sampling.max_new_tokens`",
+        ),
         (["stop.evaluated=true"], "`stop.evaluated` without `trainer.record_only: true`"),
         (["stop.evaluated=true", "evaluation=null"], "`stop.evaluated` without `evaluation.at_start: true`"),
     ],
