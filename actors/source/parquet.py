@@ -14,6 +14,7 @@ from typing import Any, Final
 from physarum.actors.source.errors import UnusableSourceError
 from physarum.actors.source.parts import HELD_WEIGHT, Key, OpenPart, Part
 from physarum.actors.source.permutation import Permutation
+from physarum.agents.attachments import referred
 from physarum.configs.data_files import UNREADABLE, RowError, has_column
 
 CHUNK_BYTES: Final = 32 << 20
@@ -71,16 +72,16 @@ class _Group:
         return self.stop - self.start
 
     def row(self, index: int) -> tuple[str, dict[str, Any]]:
-        place = f"{self.path} row {self.first + self.start + index}"
+        number = self.first + self.start + index
         if self.table is None:
-            self.table = self._read(place)
-        return place, _row(self.table, self.start + index, self.prompt, place)
+            self.table = self._read(number)
+        return _row(self.table, self.start + index, self.path, number, self.prompt)
 
-    def _read(self, place: str) -> Any:
+    def _read(self, number: int) -> Any:
         try:
             return _opened(self.path).read_row_group(self.number, columns=self.names, use_threads=False)
         except UNREADABLE as error:
-            raise RowError(f"{place}: its row group cannot be read ({error})") from error
+            raise RowError(f"{self.path} row {number}: its row group cannot be read ({error})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,7 @@ class _Chunk:
         return int(self.batch.num_rows)
 
     def row(self, index: int) -> tuple[str, dict[str, Any]]:
-        place = f"{self.path} row {self.first + index}"
-        return place, _row(self.batch, index, self.prompt, place)
+        return _row(self.batch, index, self.path, self.first + index, self.prompt)
 
 
 def count_parquet(path: Path, limit: int | None = None) -> int:
@@ -177,10 +177,12 @@ def _chunks(shard: ParquetRows, file: Any, part: _Group) -> Iterator[Part]:
         ) from error
 
 
-def _row(table: Any, index: int, prompt: str, place: str) -> dict[str, Any]:
-    """What is null is absent: a column has a value for each row. Raises RowError."""
+def _row(table: Any, index: int, path: Path, number: int, prompt: str) -> tuple[str, dict[str, Any]]:
+    """Row `number` of the file, which `table` has at `index`. What is null is absent, since a column has a value for each
+    row; bytes stay in the file, by reference. Raises RowError."""
+    place = f"{path} row {number}"
     values = {name: table.column(name)[index].as_py() for name in table.schema.names}
-    row = {name: value for name, value in values.items() if value is not None}
+    row = {name: referred(value, path, number, name) for name, value in values.items() if value is not None}
     if not has_column(row, prompt):
         raise RowError(f"{place}: no `{prompt}` (null)")
-    return row
+    return place, row
