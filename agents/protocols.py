@@ -122,10 +122,7 @@ class TaskSource(Protocol):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How one group came out, as the trainer's plan recorded it: the row's place, what was issued under which state, the
-    rewards of its executions (those dropped by a filter or for their age included), and the number of the weights.
-
-    Epoch -1 is of rows that were added at run time, which no curriculum chose; `index` is then their sequence in ADDED.
-    """
+    rewards of its executions (those dropped by a filter or for their age included), and the number of the weights."""
 
     epoch: int
     index: int

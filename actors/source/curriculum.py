@@ -96,8 +96,11 @@ class Lessons:
 
 
 def _outcome(name: str, members: list[Planned | Dropped], number: int, stages: list[CurriculumStage]) -> Outcome | None:
-    """None for a group that comes after its stage was forgotten: a task that was given up and sent on its way by hand."""
+    """None for a row that was added at run time, which no curriculum chose, and for a group that comes after its stage was
+    forgotten: a task that was given up and sent on its way by hand."""
     epoch, index = places.read(name)
+    if epoch == places.ADDED:
+        return None
     first = min(one.ordinal for one in members)
     rewards = [one.reward for one in members if one.reward is not None]
     try:

@@ -74,8 +74,8 @@ class _Lines:
     def row(self, index: int) -> tuple[str, dict[str, Any]]:
         segment, offset = self._segment, int(self._offsets[index])
         text = segment.files.line(segment.path, offset)
-        counted = segment.number is not None
-        place = f"{segment.path}:{segment.number + index}" if counted else f"{segment.path} at byte {offset}"  # type: ignore[operator]
+        number = None if segment.number is None else segment.number + index
+        place = f"{segment.path} at byte {offset}" if number is None else f"{segment.path}:{number}"
         return place, parsed_line(text, segment.prompt, place)
 
 

@@ -166,6 +166,17 @@ def test_a_place_asks_the_same_whenever_it_is_issued_under_the_same_state() -> N
     assert row["metadata"]["environment"] == "sum"
 
 
+def test_nothing_is_learnt_from_rows_that_were_added_at_run_time() -> None:
+    """No curriculum chose them: a level that is drawn for their place would be somebody else's."""
+    taught = lessons()
+    first = taught.advanced(position(0), oldest=0)
+    assert first is not None
+    added = msgspec.structs.replace(planned(0, 1), task="s/added/3/0", group="s/added/3")
+    taught.record(Numbered(7, plan(planned(0, 0), added)))
+    then = taught.advanced(first, 0)
+    assert then is not None and then.stages[-1].state == 1
+
+
 def test_a_late_outcome_is_credited_to_the_level_that_it_was_asked_at() -> None:
     made = window(threshold=0.5, width=1)
     old = made.initial()
