@@ -109,6 +109,12 @@ def test_template_kwargs_and_tools_reach_the_template(tokenizer: FolderTokenizer
     assert tokenizer.decode(prompt_ids(task("q", chat=off), tokenizer)) == "q0"
 
 
+def test_the_chatml_template_is_that_of_models_that_speak_it(tokenizer: FolderTokenizer) -> None:
+    path = Path(__file__).resolve().parents[2] / "configs" / "templates" / "chatml.jinja"
+    chat = {"system_prompt": "s", "template": str(path)}
+    assert prompt_ids(task("q", chat=chat), tokenizer) == prompt_ids(task("q", chat={"system_prompt": "s"}), tokenizer)
+
+
 @pytest.mark.parametrize("prompt", [7, None, [], ["q"], [{"content": "q"}], {"role": "user"}])
 def test_a_prompt_that_is_no_conversation_cannot_be_run(prompt: Any, tokenizer: FolderTokenizer) -> None:
     with pytest.raises(TaskError, match="expected a text, or a list of messages"):

@@ -110,7 +110,10 @@ def test_an_absent_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 def test_the_recipe_of_the_real_model_resolves_and_a_wrong_name_in_it_is_found() -> None:
     recipe = Path(__file__).resolve().parents[2] / "configs" / "h200_smollm2.yaml"
-    assert list(check_hooks(resolve(recipe))) == []
+    config = resolve(recipe)
+    assert list(check_hooks(config)) == []
+    assert config.source.chat is not None and config.source.chat.template is not None
+    assert config.source.chat.template.is_file()
     (problem,) = check_hooks(resolve(recipe, parse_command_line(["source.environment.name=chain_sun"])))
     assert "source.environment" in problem.where
     assert "did you mean `chain_sum`" in problem.remedy
