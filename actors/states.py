@@ -20,6 +20,7 @@ TURN: Final = "turn"
 CANARY: Final = "canary"
 FROZEN: Final = "frozen"
 PINS: Final = "pins"
+EVAL_DUE: Final = "eval-due"
 DEAD_MARK: Final = "dead"
 HOLD: Final = "hold"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -64,6 +64,9 @@ class EvaluationConfig(EvaluationSet):
     at_end: bool = True
     every_versions: Count | None = None
     """Published versions between evaluations; null evaluates only at start and end."""
+    overflow: Literal["skip", "wait"] = "skip"
+    """When a version is due while another is being evaluated: `skip` goes on with the newest then; `wait` evaluates every one
+    that was due, in order (needs `engines`); what still waits when training ends is left."""
     timeout_s: Seconds = 600.0
     """For each set."""
     engines: Name | None = None

@@ -238,6 +238,13 @@ def _evaluation_engines(config: RootConfig) -> Iterator[_Finding]:
     """They follow the policy's versions, and training has others."""
     own = None if config.evaluation is None else config.evaluation.engines
     if own is None:
+        if config.evaluation is not None and config.evaluation.overflow == "wait":
+            found, expected = (
+                "`evaluation.overflow: wait` without `evaluation.engines`",
+                "engines that stay at a version",
+            )
+            remedy = "name a group that is kept for evaluations, or set `overflow: skip`"
+            yield ("evaluation", "overflow"), found, expected, remedy
         return
     key: KeyPath = ("evaluation", "engines")
     following = [name for name, group in config.engines.items() if group.model is None]

@@ -1,4 +1,4 @@
-"""The versions that users pinned, those that engines would go back to, and the one that is being evaluated, as the checkpoint
+"""The versions that users pinned, those that engines would go back to, and those that are (to be) evaluated, as the checkpoint
 service asks for them before it lets old ones go."""
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ async def pinned(context: Context) -> frozenset[str] | None:
     try:
         entry = await register.get(states.PINS, model)
         evaluated = (await heads.get(states.EVAL_HEAD, model)).value
+        due = (await register.get(states.EVAL_DUE, model)).value
         passed = {trial.passed for trial in await trials.entries(states.CANARY, model) if trial.passed is not None}
     except BusError as error:
         _log.warning("no version is let go, since nobody says which are pinned: %s", error)
         return None
-    held = frozenset() if evaluated is None else frozenset({evaluated.label})
+    held = {*(due.labels if due else ()), *([evaluated.label] if evaluated else ())}
     return frozenset(entry.value.labels if entry.value else ()) | passed | held

@@ -18,6 +18,7 @@ import msgspec
 from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.errors import UnrecoverableError
+from physarum.actors.evaluator.due import Due
 from physarum.actors.evaluator.evaluation import Evaluation
 from physarum.actors.evaluator.problems import load_problems
 from physarum.actors.evaluator.scores import combined, described
@@ -75,7 +76,8 @@ class EvaluatorActor(Actor):
         every = self._evaluation.every_versions
         waited: list[asyncio.Task[Any]] = [asyncio.create_task(self._watch.trainer_done(), name="end of training")]
         if every is not None:
-            waited.append(asyncio.create_task(self._between(every), name="evaluations between"))
+            between = self._each_due(every) if self._evaluation.overflow == "wait" else self._between(every)
+            waited.append(asyncio.create_task(between, name="evaluations between"))
         try:
             finished, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             for task in finished:
@@ -90,6 +92,16 @@ class EvaluatorActor(Actor):
             head = await self._watch.head_from(head.number + every)
             await self._engines_within(head.label, _FOLLOW_S)
             await self._emit("between", await self._evaluate(head.label))
+
+    async def _each_due(self, every: int) -> None:
+        due = Due(self.context, self._watch, every)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(due.follow(), name="versions that are due")
+            while True:
+                label = await due.next()
+                await self._engines_within(label, _FOLLOW_S)
+                await self._emit("between", await self._evaluate(label))
+                await due.done(label)
 
     async def _engines_within(self, label: str, seconds: float) -> None:
         await self._watch.hold(label)

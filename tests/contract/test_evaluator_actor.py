@@ -299,3 +299,38 @@ async def test_engines_that_are_kept_for_evaluations_are_told_which_version_to_s
         assert (await score(context)).off_version == 0
     entry = await heads.get(states.EVAL_HEAD, "policy")
     assert entry.value is not None and entry.value.label == "policy@1.0"
+
+
+async def test_with_overflow_wait_every_version_that_was_due_is_evaluated_in_order_also_after_a_restart(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """Versions 2, 4 and 6 are due before the engines serve 2; the evaluator is started anew in between."""
+    words = (
+        "engines={policy: {}, aside: {}}", "evaluation.engines=aside", "evaluation.overflow=wait",
+        "evaluation.every_versions=2", "evaluation.at_start=false",
+    )  # fmt: skip
+    actor = evaluator(tmp_path, bus, publisher, *words)
+    context = actor.context
+    due = Register(bus, publisher, "weights", states.Pins)
+    async with running(actor):
+        await publish_head(context, 0)
+        for number in (2, 3, 4, 6):
+            await publish_head(context, number)
+            if number != 3:
+                await register_until(
+                    due, lambda value, label=f"policy@1.{number}": label in value.labels, states.EVAL_DUE, "policy"
+                )
+    again = evaluator(tmp_path, bus, publisher, *words)
+    async with running(again), workers(context, "policy@1.2") as seen:
+        for sequence, number in enumerate((2, 4, 6), 1):
+            await register_until(
+                Register(bus, publisher, "weights", Head),
+                lambda value, wanted=number: value.number == wanted, states.EVAL_HEAD, "policy",
+            )  # fmt: skip
+            await engine(context, f"policy@1.{number}", instance="aside-0", group="aside", sequence=sequence)
+        await register_until(due, lambda value: not value.labels, states.EVAL_DUE, "policy")
+    kept = await context.run_register(EvalScore).entries(states.EVAL_AT)
+    assert sorted(one.version for one in kept) == ["policy@1.2", "policy@1.4", "policy@1.6"]
+    assert [task.source.split("/")[1] for task in seen] == [
+        f"policy@1.{number}" for number in (2, 4, 6) for _ in range(8)
+    ]

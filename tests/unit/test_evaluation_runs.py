@@ -66,6 +66,7 @@ def test_engines_that_are_kept_for_evaluations_answer_nothing_else(recipe: Path)
             ["engines.policy.sglang.context-length=300", "evaluation.sampling={max_new_tokens: 400}"],
             "expected room for a prompt. Remedy: lower `evaluation.sampling.max_new_tokens`",
         ),
+        (["evaluation.overflow=wait"], "`evaluation.overflow: wait` without `evaluation.engines`"),
         (["stop.evaluated=true"], "`stop.evaluated` without `trainer.record_only: true`"),
         (["stop.evaluated=true", "evaluation=null"], "`stop.evaluated` without `evaluation.at_start: true`"),
     ],
