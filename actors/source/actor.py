@@ -103,7 +103,7 @@ class SourceActor(Actor):
             yield
 
     async def _issue_all(self, position: SourcePosition) -> None:
-        self._clean = position.finished
+        self._clean = self._exhausted(position)  # then no row of its own can be half stored
         if self._pace is not None:
             self._pace.begin(position.issued)
         self._report()
