@@ -29,8 +29,8 @@ class Due:
         """Notes each version as it becomes due, for ever."""
         stored = (await self._register.get(*self._key)).value
         self._labels = [] if stored is None else list(stored.labels)
-        self._changed.set()
         head = await self._watch.first_head()
+        await self._store(self._labels)
         last = Version.parse(self._labels[-1]).number if self._labels else head.number
         while True:
             head = await self._watch.head_from(last + self._every)
