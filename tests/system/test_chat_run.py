@@ -52,7 +52,7 @@ def configuration(folder: Path) -> dict[str, Any]:
             "sampling": {"max_new_tokens": 24},
         },
         "reward": {"hook": f"{judging}:judge"},
-        "engines": {"policy": {"python": sys.executable, "env": {"PYTHONPATH": str(STUB)}}},
+        "engines": {"policy": {"python": sys.executable, "env": {"PYTHONPATH": f"{STUB}{os.pathsep}{ROOT}"}}},
         "samples": {"keep": "all"},
         "trainer": {"objective": "rl", "lr": 1e-3, "groups_per_batch": 8, "tokens_per_microbatch": 2048},
         "stop": {"steps": 4},

@@ -14,7 +14,7 @@ import yaml
 
 from physarum.agents.calculator.model import build
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 STUB = ROOT / "tests" / "stub_engine"
@@ -44,7 +44,10 @@ def configuration(folder: Path) -> dict[str, Any]:
         "source": {"hook": "physarum.agents.calculator.problems:Problems"},
         "rollout": {"generate": "physarum.agents.single_turn:generate", "sampling": {"max_new_tokens": 16}},
         "reward": {"hook": f"{hooks}:half"},
-        "engines": {name: {"python": sys.executable, "env": {"PYTHONPATH": str(STUB)}} for name in ("policy", "aside")},
+        "engines": {
+            name: {"python": sys.executable, "env": {"PYTHONPATH": f"{STUB}{os.pathsep}{ROOT}"}}
+            for name in ("policy", "aside")
+        },
         "evaluation": {"sets": sets, "engines": "aside", "sampling": {"max_new_tokens": 16}},
         "trainer": {"objective": "rl", "lr": 1e-3, "tokens_per_microbatch": 2048},
         "stop": {"steps": 1000},
@@ -54,7 +57,7 @@ def configuration(folder: Path) -> dict[str, Any]:
 def actorctl(folder: Path, *words: str) -> Any:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "physarum.actors.actorctl", *words, "--json"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
