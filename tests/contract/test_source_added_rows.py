@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from actor_fixture import make_context, register_until, running
-from bus_fixture import DEADLINE_S
+from bus_fixture import DEADLINE_S, connect, fresh_run, remove_streams, small_config
 
 from physarum.actors import states
 from physarum.actors.context import Context
@@ -20,7 +20,8 @@ from physarum.actors.tools import adding
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.adding import Added
 from physarum.actors.tools.errors import RunUnfitError
-from physarum.bus import log, names
+from physarum.actors.tools.forking import _copy_added
+from physarum.bus import layout, log, names
 from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
 from physarum.bus.ledger import Ledger, RefillRecord
@@ -148,3 +149,22 @@ async def test_a_run_that_is_over_takes_no_rows(tmp_path: Path, bus: Bus, publis
     context.folder.summary.write_text("{}")
     with pytest.raises(RunUnfitError, match="is finished: nobody issues what is added"):
         await adding.add(run_of(context), rows(tmp_path, "x1"), "p0")
+
+
+async def test_a_fork_has_the_rows_under_the_names_that_their_groups_have(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    parent = make_context(tmp_path, bus, publisher, "tool", f"run.name={bus.run}")
+    await adding.add(run_of(parent), rows(tmp_path, "x1", "x2"), "p1")
+    other = await connect(bus.endpoint.url, fresh_run())
+    try:
+        await layout.create(other, small_config())
+        child = make_context(tmp_path, other, await Publisher(other).start(), "tool", f"run.name={other.run}")
+        await _copy_added(run_of(parent), run_of(child))
+        found = await adding.added(run_of(child))
+        assert [(row.sequence, row.prompt, row.priority) for row in found] == [(1, "x1", "p1"), (2, "x2", "p1")]
+        again = await adding.add(run_of(child), rows(tmp_path, "x1", "x2"), "p1")
+        assert (again.accepted, again.present) == (0, 2)
+    finally:
+        await remove_streams(other, small_config())
+        await other.close()

@@ -59,12 +59,13 @@ def configuration(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def actorctl(folder: Path, *words: str) -> str:
+def actorctl(folder: Path, *words: str, status: int = 0) -> str:
+    """What it printed: its result, or its error where it must end so."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "physarum.actors.actorctl", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    assert done.returncode == status, done.stderr[-4000:]
+    return done.stderr if status else done.stdout
 
 
 def test_chat_data_is_trained_by_weight_and_what_cannot_be_run_is_accounted(tmp_path: Path) -> None:
@@ -82,3 +83,8 @@ def test_chat_data_is_trained_by_weight_and_what_cannot_be_run_is_accounted(tmp_
     counts = Counter({task.group: task.metadata["mixture"] for task in tasks}.values())
     assert counts["made"] > counts["filed"] > 0
     assert {task.metadata["chat"]["system_prompt"] for task in tasks} == {"add"}
+    (tmp_path / "more.jsonl").write_text('{"prompt": "1+1"}\n')
+    assert "is finished: nobody issues what is added" in actorctl(
+        tmp_path, "tasks", "add", "chat", "more.jsonl", status=2
+    )
+    assert json.loads(actorctl(tmp_path, "tasks", "ls", "chat", "--json")) == {"rows": []}
