@@ -129,7 +129,9 @@ class Stepper:
         started_at, began_s = time.time(), time.perf_counter()
         measured = age_metrics(plan, self._offers.numbers_behind(self.number), selection)
         bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
+        measured |= {"bodies_s": time.perf_counter() - began_s}
         result, refused = await self._train(plan, bodies)
+        measured |= {"compute_s": result.seconds if result is not None else 0.0}
         self.number += result is not None and result.changed
         record = step_record(self.version, sequence, plan, result, refused, waited_s, started_at)
         measured |= self._alarm.saw(record.metrics)
