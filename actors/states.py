@@ -19,6 +19,7 @@ FROZEN: Final = "frozen"
 PINS: Final = "pins"
 DEAD_MARK: Final = "dead"
 HOLD: Final = "hold"
+SCALE: Final = "scale"
 
 
 class TrainerReady(msgspec.Struct, frozen=True):
@@ -45,6 +46,13 @@ class Hold(msgspec.Struct, frozen=True):
     reason: str
     at: float
     released: bool = False
+
+
+class Scaled(msgspec.Struct, frozen=True):
+    """The numbers of the instances that groups of actors should have (scaling.py); others are as configured."""
+
+    groups: dict[str, list[int]]
+    at: float
 
 
 class EvalScore(msgspec.Struct, frozen=True, kw_only=True):
