@@ -33,6 +33,6 @@ def head_key(config: RootConfig, group: str) -> tuple[str, str]:
 
 
 def served_versions(roster: Roster, group: str) -> list[Version]:
-    """What the ready engines of `group` announced last; an engine announces a version after it serves it."""
+    """What the ready engines of `group` announced last, each version once; it is announced after it is served."""
     ready = [beat for beat in roster.members if beat.state == READY and beat.facts.get("group") == group]
-    return [Version.parse(beat.facts["version"]) for beat in ready]
+    return [Version.parse(text) for text in sorted({beat.facts["version"] for beat in ready})]

@@ -18,6 +18,7 @@ ROLES: Final = {
     "recorder": "physarum.actors.recorder.actor:RecorderActor",
     "janitor": "physarum.actors.janitor.actor:JanitorActor",
     "evaluator": "physarum.actors.evaluator.actor:EvaluatorActor",
+    "autoscaler": "physarum.actors.autoscaler.actor:AutoscalerActor",
 }
 """In the order in which the supervisor starts them; nothing depends on that order."""
 
@@ -40,6 +41,7 @@ def instances(config: RootConfig) -> list[tuple[str, str]]:
         "recorder": 1 if config.trainer.record_only else 0,
         "janitor": 1,
         "evaluator": 1 if config.evaluation is not None else 0,
+        "autoscaler": 1 if config.autoscale is not None else 0,
     }
     wanted: list[tuple[str, str]] = []
     for role in ROLES:

@@ -29,6 +29,7 @@ from physarum.bus.presence import EXPIRY_S, GONE, Heartbeat, Roster, announce
 _log = logging.getLogger(__name__)
 
 _ENDING: Final = ("draining", "finishing", "finished")
+PAUSED: Final = "paused"
 _LAG_PROBE_S: Final = 0.25
 
 
@@ -43,6 +44,8 @@ class Actor(abc.ABC):
         self.bus = context.bus
         self.publisher = context.publisher
         self.state = "starting"
+        self.behind_pause = self.state
+        """What it would be if it were not paused."""
         self.facts: dict[str, Any] = {}
         self.numbers: dict[str, float] = {}
         self.progress_at = time.time()
@@ -57,8 +60,12 @@ class Actor(abc.ABC):
         return {}
 
     def become(self, state: str) -> None:
-        """Changes the announced state, at once. An actor that drains is not made ready again by what it was at."""
+        """Changes the announced state, at once. An actor that drains is not made ready again by what it was at, and one that is
+        paused not before it is resumed."""
         if self.context.draining.is_set() and state not in _ENDING:
+            return
+        if self.context.paused and state not in (*_ENDING, PAUSED):
+            self.behind_pause = state
             return
         if state != self.state:
             _log.info("%s: %s -> %s", self.context.identity, self.state, state)
@@ -80,7 +87,6 @@ class Runtime:
         self._actor = actor
         self._context = actor.context
         self._beats = 0
-        self._before_pause = actor.state
         self._lag_s = 0.0
         self._work: asyncio.Task[None] | None = None
 
@@ -132,16 +138,16 @@ class Runtime:
 
         async def pause(body: dict[str, Any]) -> dict[str, Any]:
             if not self._context.paused:
-                self._before_pause = self._actor.state
+                self._actor.behind_pause = self._actor.state
             self._context.resumed.clear()
             self._context.paused = True
-            self._actor.become("paused")
+            self._actor.become(PAUSED)
             return self._status()
 
         async def resume(body: dict[str, Any]) -> dict[str, Any]:
             self._context.paused = False
             self._context.resumed.set()
-            self._actor.become(self._before_pause)
+            self._actor.become(self._actor.behind_pause)
             return self._status()
 
         async def drain(body: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ PINS: Final = "pins"
 EVAL_DUE: Final = "eval-due"
 DEAD_MARK: Final = "dead"
 HOLD: Final = "hold"
+SCALE: Final = "scale"
 
 
 class TrainerReady(msgspec.Struct, frozen=True):
@@ -63,6 +64,13 @@ class SetScore(msgspec.Struct, frozen=True, kw_only=True):
     scored: int
     off_version: int
     pass_at: dict[int, float] = {}
+
+
+class Scaled(msgspec.Struct, frozen=True):
+    """The numbers of the instances that groups of actors should have (scaling.py); others are as configured."""
+
+    groups: dict[str, list[int]]
+    at: float
 
 
 class EvalScore(msgspec.Struct, frozen=True, kw_only=True):

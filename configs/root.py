@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, PrivateAttr
 
 from physarum.configs.age import AgeConfig
+from physarum.configs.autoscale import AutoscaleConfig
 from physarum.configs.blobs import BlobsConfig
 from physarum.configs.bus import BusConfig
 from physarum.configs.checkpoint import CheckpointConfig
@@ -43,6 +44,8 @@ class RootConfig(Section):
     groups: GroupsConfig = GroupsConfig()
     filters: FiltersConfig = FiltersConfig()
     samples: SamplesConfig = SamplesConfig()
+    autoscale: AutoscaleConfig | None = None
+    """Null: groups are as large as configured, or as `actorctl scale` says."""
     stop: StopConfig
     supervisor: SupervisorConfig = SupervisorConfig()
     extra: Arguments = Field(default_factory=dict)

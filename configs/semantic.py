@@ -330,6 +330,29 @@ def _blobs(config: RootConfig) -> Iterator[_Finding]:
         yield ("blobs", "replicas"), found, "a checkpoint actor for each copy", remedy
 
 
+def _autoscale(config: RootConfig) -> Iterator[_Finding]:
+    """Rollouts and engines that are started here; devices are shared out once, among as many as are configured."""
+    started = {name: engine for name, engine in config.engines.items() if engine.url is None}
+    for name, group in (config.autoscale.groups if config.autoscale is not None else {}).items():
+        key = ("autoscale", "groups", name)
+        if name != "rollout" and name not in started:
+            yield (
+                key,
+                f"`{dotted(key)}`",
+                f"one of {', '.join(['rollout', *started])}",
+                "remove it, or correct the name",
+            )
+            continue
+        section, gpus, count = (
+            ("rollout", config.rollout.gpus, config.rollout.count)
+            if name == "rollout"
+            else (f"engines.{name}", started[name].gpus, started[name].count)
+        )
+        if gpus and group.most > count:
+            found = f"`{dotted(key)}.most: {group.most}` with `{section}.count: {count}` and `{section}.gpus`"
+            yield (*key, "most"), found, f"at most {count}", f"raise `{section}.count`: it begins there, and may shrink"
+
+
 def _supervision(config: RootConfig) -> Iterator[_Finding]:
     s = config.supervisor
     if s.heartbeat_limit_s <= s.heartbeat_s:
@@ -362,5 +385,6 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _quantised_at_load,
     _devices,
     _blobs,
+    _autoscale,
     _supervision,
 )

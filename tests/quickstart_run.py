@@ -23,13 +23,13 @@ CONFIG = ROOT / "configs" / "quickstart.yaml"
 
 
 class QuickstartRun:
-    """`actorctl up configs/quickstart.yaml` with overrides, in a folder of its own."""
+    """`actorctl up configs/quickstart.yaml`, or one that extends it, with overrides, in a folder of its own."""
 
-    def __init__(self, folder: Path, name: str, *overrides: str) -> None:
+    def __init__(self, folder: Path, name: str, *overrides: str, config: Path = CONFIG) -> None:
         self.folder = folder / name
         # The start model is made by runs of other names, whose steps are not this run's.
         self._step = re.compile(rf"^{re.escape(name)}: step (\d+)/")
-        command = [sys.executable, "-m", "physarum.actors.actorctl", "up", str(CONFIG)]
+        command = [sys.executable, "-m", "physarum.actors.actorctl", "up", str(config)]
         self._process = subprocess.Popen(
             [*command, f"run.root={folder}", f"run.name={name}", *overrides],
             stdout=subprocess.PIPE,

@@ -201,7 +201,9 @@ class Filling:
         self.path = path
         self.descriptor = descriptor
         self.old_bytes = os.fstat(descriptor).st_size if path is not None else 0
-        """Of the version that was here before: memory that is there."""
+        """Of the version that was here before, with what it held."""
+        self._room = self.old_bytes
+        """Bytes whose memory is there."""
 
     @classmethod
     def joined(cls, path: Path, old_bytes: int) -> Filling:
@@ -213,7 +215,7 @@ class Filling:
             made = cls(path, os.open(path, os.O_RDWR))
         except FileNotFoundError as error:
             raise NoRoomError(f"{path} was given up while it was written: another trainer has begun anew") from error
-        made.old_bytes = old_bytes
+        made.old_bytes = made._room = old_bytes
         return made
 
     @classmethod
@@ -224,8 +226,9 @@ class Filling:
     def write(self, data: bytes | memoryview, offset: int) -> None:
         """Raises NoRoomError when the memory (or disk) is full."""
         view, written = memoryview(data), 0
-        if offset + view.nbytes <= self.old_bytes:
-            # Over memory that is there: no system call copies as fast, and none of it can be refused.
+        if offset + view.nbytes <= self._room:
+            # Into memory that is there: no system call copies as fast (writes to one file wait for each other), and none of it
+            # can be refused.
             target = np.frombuffer(memory_of(self.descriptor, writable=True), np.uint8)
             np.copyto(target[offset : offset + view.nbytes], np.frombuffer(view, np.uint8))
             return
@@ -241,15 +244,16 @@ class Filling:
     def reserve(self, size_bytes: int) -> None:
         """The file has at least this size, and room for it. Raises NoRoomError."""
         state = os.fstat(self.descriptor)
-        if state.st_size >= size_bytes and state.st_blocks * _BLOCK_BYTES >= size_bytes:
-            return  # it is there; to ask the system page by page takes as long as to copy
         try:
-            os.posix_fallocate(self.descriptor, 0, size_bytes)
+            # Where it is there: to ask the system page by page takes as long as to copy.
+            if state.st_size < size_bytes or state.st_blocks * _BLOCK_BYTES < size_bytes:
+                os.posix_fallocate(self.descriptor, 0, size_bytes)
         except OSError as error:
             raise NoRoomError(
                 f"{self.path or 'memory for weights'} has no room for {size_bytes} bytes: {error.strerror}. Free some, or"
                 " enlarge /dev/shm"
             ) from error
+        self._room = size_bytes
 
     def finish(self, size_bytes: int) -> None:
         """All is written: what a longer version left behind is cut off, and readers may come."""

@@ -45,6 +45,10 @@ class _Whole:
         self.places = file.places(manifest)
 
 
+class _GivenUpError(Exception):
+    """A file went while its chunk was wanted."""
+
+
 class Catalogue:
     """The manifests in `folder`, whose bytes are in `area` or `store`. `put` and `retain` block; call them one at a time."""
 
@@ -98,10 +102,13 @@ class Catalogue:
         def compute() -> bytes | None:
             with new.using() as new_is_here, old.using() as old_is_here:
                 if not new_is_here or not old_is_here:
-                    return None
+                    raise _GivenUpError
                 return encode_difference(new.slice(*new_place), old.slice(*old_place), width)
 
-        return self._differences.get((digest, base, width), compute)
+        try:
+            return self._differences.get((digest, base, width), compute)
+        except _GivenUpError:
+            return None  # not remembered: the chunk may come back with another version
 
     def put(self, manifest: Manifest, filled: str | None = None) -> bool:
         """Accepts `manifest`; False when the same content was accepted under this version before. `filled`: the name of the

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from physarum.weightsync.area import Filling
 from physarum.weightsync.chunk_reader import Base, ChunkReader, Difference
-from physarum.weightsync.digest import verify
+from physarum.weightsync.digest import algorithm_of, digest_of, verify
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
@@ -98,12 +98,21 @@ class ChunkThread:
 
     def _copied(self, digest: str, offsets: Sequence[int]) -> bool:
         """From the version before, if it has the chunk undamaged."""
+        if digest in self._work.known and all(self._is_there(digest, offset) for offset in offsets):
+            return True
         data = self._old(digest)
         if data is None:
             return False
         for offset in offsets:
             self._work.filling.write(data, offset)
         return True
+
+    def _is_there(self, digest: str, offset: int) -> bool:
+        """Whether the memory that is filled still has the chunk, of the version it held: to hash it is less than to copy it."""
+        size = self._work.known[digest][1]
+        if offset + size > self._work.filling.old_bytes:
+            return False
+        return digest_of(self._work.memory[offset : offset + size], algorithm_of(digest)) == digest
 
     def _old(self, digest: str) -> memoryview | None:
         """A chunk of the version before, verified; None: it is not there, or damaged."""

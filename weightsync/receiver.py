@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -42,7 +43,8 @@ from physarum.weightsync.transports.transport import Transport
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_CONCURRENCY: Final = 4
+DEFAULT_CONCURRENCY: Final = min(16, max(4, (os.cpu_count() or 1) // 4))
+"""Chunks under way at once: copying, hashing and reading are all bound by one core each."""
 
 State = Literal["staged", "verified"]
 """How far a version has come before the engine is touched."""

@@ -26,7 +26,7 @@ from physarum.actors.policy_engines import policy_group, served_versions
 from physarum.actors.runtime import Actor
 from physarum.actors.source import places
 from physarum.actors.source.additions import Additions
-from physarum.actors.source.admission import Sizes, admitted_groups, has_room
+from physarum.actors.source.admission import Sizes, admitted, has_room
 from physarum.actors.source.choice import Choice
 from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.cursor import Picked
@@ -41,6 +41,7 @@ from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.wire import publish_task
 from physarum.bus.presence import Roster
 from physarum.bus.records import Task
+from physarum.bus.version import Version
 from physarum.configs.data_files import RowError
 
 _log = logging.getLogger(__name__)
@@ -58,12 +59,12 @@ class SourceActor(Actor):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._source = self.config.source
-        self._groups = admitted_groups(self.config)
-        self._pace = self._make_pace()
+        self._limit = admitted(self.config)
         self._engines: Roster | None = None
         chosen = self._source.curriculum
         self._lessons = None if chosen is None else Lessons(chosen, self._source.name, self.config.run.seed)
-        self._followers = Followers(context, self._source.name, self._pace, self._lessons)
+        self._followers = Followers(context, self._source.name, self._lessons)
+        self._pace = self._make_pace()
         self._additions = Additions(self.bus, self._followers.changed)
         self._clean = False
         self._choice: Choice
@@ -90,12 +91,14 @@ class SourceActor(Actor):
 
     def _make_pace(self) -> Pace | None:
         age = self.config.age.of(self._source.name)
-        return Pace(age.bound, self.config.trainer.groups_per_batch) if age.admission == "pace" else None
+        if age.admission != "pace":
+            return None
+        return Pace(self._followers.clock, age.bound, self.config.trainer.groups_per_batch)
 
     @contextlib.asynccontextmanager
     async def _watching_engines(self) -> AsyncIterator[None]:
-        """Where admission keeps pace with what is served, and something serves: the source looks again at each change."""
-        if self._pace is None or not self.config.engines:
+        """Where admission goes by what is served, and something serves: the source looks again at each change."""
+        if self._limit is None or not self.config.engines:
             yield
             return
         self._engines = Roster(self.bus, "engine", on_change=self._followers.changed.set)
@@ -184,16 +187,15 @@ class SourceActor(Actor):
             await changed.wait()
 
     def _has_room(self, sizes: Sizes) -> bool:
-        done = self._followers.disposals
-        if self._pace is None:
-            return has_room(self._issued, done.count, sizes, self._groups)
-        return self._pace.has_room(self._issued, done.dead_count, done.oldest_out, self._base(), sizes)
+        done, served = self._followers.disposals, self._served()
+        if self._pace is not None:
+            return self._pace.has_room(self._issued, done.dead_count, done.oldest_out, self._pace.base(served), sizes)
+        unserved = self._followers.clock.unserved(served or (), self.config.trainer.publish_every)
+        return has_room(self._issued, done.count, sizes, self._limit, unserved)
 
-    def _base(self) -> int:
-        assert self._pace is not None
-        if self._engines is None:
-            return self._pace.base(None)
-        return self._pace.base(served_versions(self._engines, policy_group(self.config)))
+    def _served(self) -> list[Version] | None:
+        """By ready engines; None where there are none to look at."""
+        return None if self._engines is None else served_versions(self._engines, policy_group(self.config))
 
     @property
     def _issued(self) -> int:
@@ -286,7 +288,9 @@ class SourceActor(Actor):
         self._report()
 
     async def _stored(self, tasks: list[Task], moved: dict[str, Any]) -> bool:
-        base = self._base() if self._pace is not None else 0  # before: no engine serves less when they are taken
+        base = (
+            0 if self._pace is None else self._pace.base(self._served())
+        )  # before: no engine serves less when they are taken
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(publish_task(self.context, task))

@@ -2,10 +2,17 @@
 
 `free`: as many as the streams hold. `pace`: see pace.py.
 
-`count`: a group is issued only while issued - disposed + group_size <= (age.bound + 1) * groups_per_batch * group_size
-(staleness control by counting, AReaL, arXiv 2505.24298, eq. 3). The group size on the right is the largest of the next
-group and those that are out: a batch counts groups, so whatever a curriculum changes, `groups_per_batch` of them fit.
-Disposed are the tasks whose executions were trained,
+`count`: a group is issued only while
+
+    issued - disposed + unserved + group_size <= (age.bound + 1) * groups_per_batch * group_size
+
+(staleness control by counting, AReaL, arXiv 2505.24298, eq. 3, with the steps counted whose weights the engines serve):
+`unserved` are the tasks of steps whose weights are on their way to the engines (clock.py). Without it a trainer that is the
+slower side has every batch begun by the weights before, and those tokens are over the bound when they are trained. With a
+bound of at least 1 what one step needs may be out in any case, so that engines which never take a version stop no run.
+
+The group size on the right is the largest of the next group and those that are out: a batch counts groups, so whatever a
+curriculum changes, `groups_per_batch` of them fit. Disposed are the tasks whose executions were trained,
 masked or dropped by a surviving step, or that are dead. Tasks are counted, not executions: two executions of one task
 dispose of it once. A rollback brings the tasks of the steps that it voids back under way; it never goes behind the last
 durable checkpoint, so that what is remembered step by step is only what came after that.
@@ -124,12 +131,20 @@ class Sizes(NamedTuple):
     largest: int
 
 
-def admitted_groups(config: RootConfig) -> int | None:
-    """Groups that may be under way; None when only the size of TASKS bounds them."""
-    age = config.age.of(config.source.name)
-    return None if age.admission == "free" else (age.bound + 1) * config.trainer.groups_per_batch
+class Limit(NamedTuple):
+    """Groups that may be under way; and how many may be whatever is unserved."""
+
+    groups: int
+    always: int
 
 
-def has_room(issued: int, disposed: int, sizes: Sizes, groups: int | None) -> bool:
-    """Whether one more group may be issued where `groups` may be under way. `issued`, `disposed`: tasks."""
-    return groups is None or issued - disposed + sizes.following <= groups * sizes.largest
+def admitted(config: RootConfig) -> Limit | None:
+    """None when only the size of TASKS bounds what is under way."""
+    age, batch = config.age.of(config.source.name), config.trainer.groups_per_batch
+    return None if age.admission == "free" else Limit((age.bound + 1) * batch, batch if age.bound else 0)
+
+
+def has_room(issued: int, disposed: int, sizes: Sizes, limit: Limit | None, unserved: int = 0) -> bool:
+    """Whether one more group may be issued. `issued`, `disposed`, `unserved`: tasks."""
+    out = issued - disposed + sizes.following
+    return limit is None or out + unserved <= limit.groups * sizes.largest or out <= limit.always * sizes.largest

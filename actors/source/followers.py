@@ -12,8 +12,8 @@ from physarum.actors.context import Context
 from physarum.actors.dead_letters import DeadTask, dead_task
 from physarum.actors.source.admission import Disposals
 from physarum.actors.source.askable import Askable
+from physarum.actors.source.clock import Clock
 from physarum.actors.source.curriculum import Lessons
-from physarum.actors.source.pace import Pace
 from physarum.actors.source.pinning import Numbers
 from physarum.bus.ledger import Numbered, RefillRecord, decode_entry
 from physarum.bus.log import LogReader
@@ -26,10 +26,10 @@ _WAIT_S: Final = 5.0
 class Followers:
     """`changed` is set after each batch that was folded in."""
 
-    def __init__(self, context: Context, source: str, pace: Pace | None = None, lessons: Lessons | None = None) -> None:
+    def __init__(self, context: Context, source: str, lessons: Lessons | None = None) -> None:
         self._context = context
         self._source = source
-        self._pace = pace
+        self.clock = Clock()
         self._lessons = lessons
         self.disposals = Disposals(source)
         self._askable = Askable(source, context.config.groups.refills)
@@ -64,8 +64,7 @@ class Followers:
         self.numbers.record(item)
         if self._lessons is not None:
             self._lessons.record(item)
-        if self._pace is not None:
-            self._pace.record(item, self.disposals.count - self.disposals.dead_count)
+        self.clock.record(item, self.disposals.count - self.disposals.dead_count)
         if isinstance(item.record, RefillRecord) and item.record.source == self._source:
             self.refills.append((item.sequence, item.record))
 

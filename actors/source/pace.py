@@ -17,31 +17,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple
 
 from physarum.actors.source.admission import Sizes
-from physarum.bus.ledger import Numbered, RollbackRecord, StepRecord
-from physarum.bus.version import Fork, Version, effective_number
-
-_MARKS: Final = 1024
-"""Steps whose counts are remembered: an engine further behind than this holds the source."""
-
-
-class _Mark(NamedTuple):
-    """After a step: its plan's sequence, the number of the weights, tasks that steps had disposed of."""
-
-    plan: int
-    number: int
-    trained: int
+from physarum.actors.source.clock import Clock
+from physarum.bus.version import Version
 
 
 class Pace:
     """One source's clock: `bound` and `groups_per_batch` as configured."""
 
-    def __init__(self, bound: int, groups_per_batch: int) -> None:
-        self._bound, self._groups_per_batch = bound, groups_per_batch
-        self._marks: deque[_Mark] = deque([_Mark(0, 0, 0)], maxlen=_MARKS)
-        self._forks: tuple[Fork, ...] = ()
+    def __init__(self, clock: Clock, bound: int, groups_per_batch: int) -> None:
+        self._clock, self._bound, self._groups_per_batch = clock, bound, groups_per_batch
         self._issued: deque[tuple[int, int]] = deque()
         self._known_from = 0
 
@@ -49,23 +35,9 @@ class Pace:
         """Ordinals below `first` were issued before, by a source that left no notes."""
         self._known_from = first
 
-    def record(self, item: Numbered, trained: int) -> None:
-        """One record of LEDGER; `trained`: tasks that surviving steps have disposed of, this one included."""
-        record = item.record
-        if isinstance(record, StepRecord):
-            self._marks.append(_Mark(record.plan, record.number, trained))
-        elif isinstance(record, RollbackRecord):
-            self._forks += (Fork(record.new_epoch, record.fork),)
-            self._marks = deque((mark for mark in self._marks if mark.plan <= record.last_plan), maxlen=_MARKS)
-
     def base(self, served: Iterable[Version] | None) -> int:
-        """Tasks that had been trained at the oldest of the versions served; None: at the newest weights. 0 when nothing is
-        served yet, or something older than is remembered."""
-        if served is None:
-            return self._marks[-1].trained if self._marks else 0
-        numbers = [effective_number(version, self._forks) for version in served]
-        oldest = min(numbers, default=0)
-        return max((mark.trained for mark in self._marks if mark.number <= oldest), default=0)
+        """As Clock.base."""
+        return self._clock.base(served)
 
     def note(self, through: int, base: int) -> None:
         """All ordinals below `through` are issued; those that were not before, at `base`."""

@@ -26,7 +26,7 @@ class Crew:
     """The keepers of a run's actors on this machine."""
 
     def __init__(self, folder: RunFolder, keepers: Sequence[Keeper], stop: StopRequest, drain_timeout_s: float) -> None:
-        self.keepers = keepers
+        self.keepers = list(keepers)
         self._folder = folder
         self._stop = stop
         self._drain_timeout_s = drain_timeout_s
@@ -40,6 +40,20 @@ class Crew:
     def kill_hung(self, instance: str) -> None:
         if (keeper := self._by_instance.get(instance)) is not None:
             keeper.kill_hung()
+
+    def join(self, keeper: Keeper) -> None:
+        """Takes another one in; whoever calls begins and keeps it."""
+        self.keepers.append(keeper)
+        self._by_instance[keeper.instance] = keeper
+
+    async def leave(self, keeper: Keeper) -> None:
+        """Lets one actor drain, and forgets it. A member of its name may join only after."""
+        keeper.finishing.set()
+        await self._end([keeper])
+        record_path(self._folder.actors, keeper.instance).unlink(missing_ok=True)
+        self.keepers.remove(keeper)
+        del self._by_instance[keeper.instance]
+        _log.info("%s has left", keeper.instance)
 
     async def drain(self) -> None:
         """Ends every actor: SIGTERM, then SIGKILL after the drain timeout, or at once when asked a second time."""

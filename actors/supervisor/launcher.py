@@ -41,6 +41,10 @@ class Launcher:
         record = self._running.pop(instance, None)
         return None if record is None else ActorProcess.adopt(record)
 
+    def left_running(self) -> list[tuple[str, str]]:
+        """(Role, instance) of what an earlier supervisor left and nobody has adopted."""
+        return [(record.role, record.instance) for record in self._running.values() if record.alive]
+
     def start(self, role: str, instance: str, restarts: int) -> ActorProcess:
         gpus = self.gpus(role, instance)
         blank = ActorRecord(
@@ -63,9 +67,11 @@ class Launcher:
         """The instance's part of its group's devices: an equal share, or one shared with others when they are fewer."""
         number = int(instance.rsplit("-", 1)[1])
         held = self._devices.get(_group(role, instance), ())
+        if not held:
+            return ()
         count = 1 if role == "trainer" else _count(self._config, role, instance)
         if len(held) < count:
-            return (held[number % len(held)],) if held else ()
+            return (held[number % len(held)],)
         share, more = divmod(len(held), count)
         start = number * share + min(number, more)
         return held[start : start + share + (number < more)]

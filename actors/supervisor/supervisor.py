@@ -24,10 +24,9 @@ import msgspec
 import orjson
 import psutil
 
-from physarum.actors import summary
+from physarum.actors import scaling, states, summary
 from physarum.actors.context import RunFolder
 from physarum.actors.model_maker import Reporter, link_start_model
-from physarum.actors.roles import instances
 from physarum.actors.supervisor import ending, run_folder
 from physarum.actors.supervisor.attendance import INSTANCE, SUPERVISOR, Attendance
 from physarum.actors.supervisor.bus_keeper import BusKeeper
@@ -39,12 +38,14 @@ from physarum.actors.supervisor.launcher import CommandFor, Launcher, actor_comm
 from physarum.actors.supervisor.live import LiveRun, Observer
 from physarum.actors.supervisor.log_bound import LogBound
 from physarum.actors.supervisor.run_lock import RunLock
+from physarum.actors.supervisor.scaler import Scaler
 from physarum.actors.supervisor.stop import StopRequest
 from physarum.bus import control
 from physarum.bus.connection import Bus
 from physarum.bus.errors import BusError
 from physarum.bus.presence import GONE, Heartbeat, announce
 from physarum.bus.publisher import Publisher
+from physarum.bus.register import Register
 from physarum.configs.root import RootConfig
 from physarum.weightsync.area import SharedArea
 
@@ -111,21 +112,27 @@ class Supervisor:
         observer = self._observer_for(self._config)
         launcher = Launcher(self._config, self.folder, self._command_for)
         attendance = Attendance(bus, publisher, self._config.supervisor, lambda instance: crew.kill_hung(instance))
-        crew = self._crew(launcher, attendance)
+        register = Register(bus, publisher, "run", states.Scaled)
+        scaled = (await register.get(states.SCALE)).value
+
+        def keeper_of(role: str, instance: str) -> Keeper:
+            return Keeper(role, instance, launcher, attendance, self._config.supervisor)
+
+        wanted = scaling.members(self._config, scaled)
+        # Who is no longer wanted, but works, is adopted too: it drains as soon as the scaler looks.
+        left = [one for one in launcher.left_running() if one not in wanted]
+        keepers = [keeper_of(role, instance) for role, instance in (*wanted, *left)]
+        crew = Crew(self.folder, keepers, self._stop, self._config.supervisor.drain_timeout_s)
+        scaler = Scaler(self._config, register, crew, keeper_of)
         live = LiveRun(self._config, self.folder, bus, crew.records, lambda: attendance.roster.members)
         feed = MetricsFeed(bus, [tally.add, observer.on_metric])
         async with attendance.roster.open(), feed.open(), self._announced(bus, publisher), self._controlled(bus):
             display = _background(observer.observe(live), "display")
             async with display, _background(bus_keeper.watch_store(), "watch of the store"):
-                await self._watch(bus, publisher, bus_keeper, crew)
+                await self._watch(bus, publisher, bus_keeper, crew, scaler)
             return await self._conclude(bus, tally)
 
-    def _crew(self, launcher: Launcher, attendance: Attendance) -> Crew:
-        settings = self._config.supervisor
-        keepers = [Keeper(role, instance, launcher, attendance, settings) for role, instance in instances(self._config)]
-        return Crew(self.folder, keepers, self._stop, settings.drain_timeout_s)
-
-    async def _watch(self, bus: Bus, publisher: Publisher, bus_keeper: BusKeeper, crew: Crew) -> None:
+    async def _watch(self, bus: Bus, publisher: Publisher, bus_keeper: BusKeeper, crew: Crew, scaler: Scaler) -> None:
         """From the start of the actors to the end of the last one. Returns when the run is finished."""
         tasks: list[asyncio.Task[Any]] = []
         try:
@@ -133,6 +140,7 @@ class Supervisor:
                 keeper.begin()
             tasks = [asyncio.create_task(keeper.keep(), name=f"keeper of {keeper.instance}") for keeper in crew.keepers]
             tasks.append(asyncio.create_task(bus_keeper.keep(bus), name="keeper of the bus"))
+            tasks.append(asyncio.create_task(scaler.keep(), name="scaler"))
             logs = LogBound(self.folder.logs, self._config.supervisor.log_bytes, self._config.supervisor.heartbeat_s)
             tasks.append(asyncio.create_task(logs.keep(), name="bound of the logs"))
             self._on_started()

@@ -1,7 +1,8 @@
 """One step from plan to ledger, and what follows it: publication, checkpoint, trimming of the sample log.
 
 Order, and why: the plan is recorded before it is trained (a crash replays it verbatim), the step after the weights
-changed, `durable` after the checkpoint is on disk, and samples are trimmed only below what every kept checkpoint needs.
+changed, `durable` after the checkpoint is on disk (saving.py), and samples are trimmed only below what every kept
+checkpoint needs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from physarum.actors.trainer.publication import Publication
 from physarum.actors.trainer.recovery import Recovery
 from physarum.actors.trainer.replay_alarm import ReplayAlarm
 from physarum.actors.trainer.retention import Retention
+from physarum.actors.trainer.saving import Saving, State
 from physarum.actors.trainer.sequences import train_sequences
 from physarum.actors.trainer.settings import plan_rules
 from physarum.actors.trainer.step_metrics import age_metrics
@@ -77,10 +79,19 @@ class Stepper:
         self.number = meta.number if meta is not None else 0
         self.trained_s = meta.trained_s if meta is not None else 0.0
         self._steps = meta.steps if meta is not None else 0
-        self._durable = recovery.durable
         self._retention = Retention(self._context, actor.checkpoints, recovery.durables)
         self.mirroring = Mirroring(actor, recovery)
-        self._durable_steps = self._steps
+        self.saving = Saving(
+            actor.checkpoints,
+            book,
+            self._retention,
+            write=self._write,
+            state=self._state,
+            recorded=self.mirroring.offer,
+            wait_for_room=self._room,
+            durable=recovery.durable,
+            steps=self._steps,
+        )
         mismatch = self._config.trainer.algorithm.mismatch
         self._metadata = self._config.trainer.algorithm.metadata
         self._alarm = MismatchAlarm(mismatch.window, mismatch.doubling_steps)
@@ -129,7 +140,9 @@ class Stepper:
         started_at, began_s = time.time(), time.perf_counter()
         measured = age_metrics(plan, self._offers.numbers_behind(self.number), selection)
         bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
+        measured |= {"bodies_s": time.perf_counter() - began_s}
         result, refused = await self._train(plan, bodies)
+        measured |= {"compute_s": result.seconds if result is not None else 0.0}
         self.number += result is not None and result.changed
         record = step_record(self.version, sequence, plan, result, refused, waited_s, started_at)
         measured |= self._alarm.saw(record.metrics)
@@ -175,8 +188,10 @@ class Stepper:
             folder, keep = self._context.folder.exports, self._config.checkpoint.keep_exports
             await self.export(folder / str(self.version))
             await asyncio.to_thread(exports.retain, folder, self.version, keep)
-        if self._steps - self._durable_steps >= config.checkpoint_every:
-            await self.checkpoint()
+        await self.saving.record_done()
+        if self._steps - self.saving.steps >= config.checkpoint_every:
+            self._lease.check()
+            await self.saving.begin()
 
     async def publish(self, *, final: bool = False) -> None:
         """Offers the weights as they are (offers.py)."""
@@ -200,26 +215,15 @@ class Stepper:
 
     async def checkpoint(self) -> DurableRecord:
         """Makes the present state durable, records it, and trims what no kept checkpoint needs."""
-        if self._durable is not None and self._steps == self._durable_steps:
-            return self._durable
-        digest, folder = await self._when_room(self._actor.checkpoints.folder, "a checkpoint", self._write)
-        durable = DurableRecord(
-            epoch=self._lease.token,
-            number=self.number,
-            digest=digest,
-            folder=folder.name,
-            floor=self._cursor.floor,
-            last_plan=self._cursor.last_plan,
-        )
-        await self._book.append(durable)
-        self._durable, self._durable_steps = durable, self._steps
-        self.mirroring.offer(durable)
-        await self._retention.trim(durable)
-        return durable
+        self._lease.check()
+        return await self.saving.now()
 
     async def let_go(self) -> bool:
         """Frees room in the sample log: by a checkpoint now, else by giving up an older one. False when neither can."""
-        if self._steps != self._durable_steps:
+        if self.saving.under_way:
+            await self.saving.settle()
+            return True
+        if self._steps != self.saving.steps:
             await self.checkpoint()
             return True
         return await self._retention.release()
@@ -243,24 +247,21 @@ class Stepper:
             self._actor.become(before)
         return found
 
-    async def _write(self) -> tuple[str, Path]:
-        store = self._actor.checkpoints
-        aside = await asyncio.to_thread(store.aside, self._lease.token)
-        try:
-            await self._actor.torch.run(
-                lambda: self.world.save(aside), self._config.trainer.step_timeout_s, "writing the training state"
-            )
-            meta = CheckpointMeta(
-                epoch=self._lease.token,
-                number=self.number,
-                steps=self._steps,
-                trained_s=self.trained_s,
-                cursor=self._cursor.record(),
-            )
-            return await asyncio.to_thread(store.commit, aside, meta)
-        except OSError:
-            await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)  # others need the room that it takes
-            raise
+    async def _write(self, aside: Path) -> None:
+        self._lease.check()
+        await self._actor.torch.run(
+            lambda: self.world.save(aside), self._config.trainer.step_timeout_s, "writing the training state"
+        )
+
+    def _state(self) -> State:
+        meta = CheckpointMeta(
+            epoch=self._lease.token,
+            number=self.number,
+            steps=self._steps,
+            trained_s=self.trained_s,
+            cursor=self._cursor.record(),
+        )
+        return State(meta, self._cursor.floor, self._cursor.last_plan)
 
     async def _report(self, record: StepRecord) -> None:
         self._actor.numbers |= shown(record)

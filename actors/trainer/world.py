@@ -77,11 +77,10 @@ class World:
         children: list[RankProcess],
     ) -> None:
         self.config = config
-        self._worker = worker
+        self._rank_0: Worker | None = worker
         self._channel = channel
         self._children = children
         self._weights_changed = 0
-        self._closed = False
 
     @classmethod
     def start(cls, config: WorldConfig) -> Self:
@@ -209,7 +208,7 @@ class World:
 
     def close(self) -> None:
         """End the other ranks and leave the process group; may be called twice."""
-        if self._closed:
+        if self._rank_0 is None:
             return
         grace_s = _CLOSE_GRACE_S
         if self._channel is not None:
@@ -222,7 +221,6 @@ class World:
 
     def _export_one(self, index: int, on_device: bool) -> list[tuple[str, Tensor]]:
         if self._worker.exported[index].holders(self._worker.parallel) == range(1):  # rank 0 has it whole
-            self._check_open()
             return self._worker.export_parameter(index, on_device)
         return self._call(lambda: Export(index), lambda: self._worker.export_parameter(index, on_device))
 
@@ -233,7 +231,7 @@ class World:
 
         A refusal by some ranks only closes it too, unless `partial` says which error that is (nothing was changed).
         """
-        self._check_open()
+        _ = self._worker  # it is open
         refusal: TrainerError | None = None
         result: T | None = None
         try:
@@ -272,9 +270,11 @@ class World:
                 )
         return replayed(sequences, self.config.replay, self._worker.model.routing, vocabulary)
 
-    def _check_open(self) -> None:
-        if self._closed:
+    @property
+    def _worker(self) -> Worker:
+        if self._rank_0 is None:
             raise WorldClosed("this world was closed or broke; start a new one and load the last training state")
+        return self._rank_0
 
     def _broken(self, reason: str) -> RankFailed:
         """Close for good and say which ranks are gone."""
@@ -290,7 +290,7 @@ class World:
         )
 
     def _shut(self, grace_s: float) -> None:
-        self._closed = True
+        self._rank_0 = None
         _end(self._children, grace_s)
 
 

@@ -23,6 +23,8 @@ BENCHES: Final = {
     "B3": "tests.bench.chaos",
     "B4": "tests.bench.b4_weights",
     "B6": "tests.bench.bus_tax",
+    "B7": "tests.bench.b7_throughput",
+    "B8": "tests.bench.b8_trainer",
     "kernels": "tests.bench.kernels",
 }
 """Each module has `async measure(size)`, which returns the fields that docs and tests name."""

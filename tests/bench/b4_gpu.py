@@ -48,22 +48,13 @@ from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
 from physarum.weightsync.transports.nccl import NcclTransport
 from tests.bench import host
+from tests.bench.models import SHAPES, qwen3
 from tests.bench.processes import ROOT
 from tests.bench.weights_line import Part
 from tests.bench.weights_parts import PartSpec
 
-SHAPES: Final[dict[str, dict[str, Any]]] = {
-    "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "head_dim": 64, "intermediate_size": 512, "vocab_size": 4096},
-    "0.6B": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-             "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936},
-    "4B": {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-           "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936},
-}  # fmt: skip
 REQUESTS: Final = 64
 TOKENS: Final = 1500
-ROUNDS: Final = 5
-WARM: Final = 3
 LIMIT_S: Final = 120.0
 Mode = Literal["full", "delta"]
 
@@ -72,13 +63,7 @@ class TrainerModel:
     """Tensors on the trainer's device; a change makes all, or one in a hundred bytes, others."""
 
     def __init__(self, shape: str, folder: Path) -> None:
-        from transformers import Qwen3Config, Qwen3ForCausalLM
-
-        torch.manual_seed(0)
-        config = Qwen3Config(**SHAPES[shape], max_position_embeddings=8192, tie_word_embeddings=True,
-                             torch_dtype="bfloat16", bos_token_id=None, eos_token_id=1, pad_token_id=0)  # fmt: skip
-        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        model = qwen3(shape, torch.bfloat16)
         model.save_pretrained(folder)
         state = model.state_dict()
         self.tensors = {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
@@ -137,6 +122,7 @@ class Bench:
         self.area = SharedArea(place / "trainer")
         self.buffer = FlatBuffer(4 << 20)
         self.number = 0
+        self.rounds, self.warm = 5, 3
         self.sender: DeviceAgent | None = None
         self.port = 0
 
@@ -157,7 +143,9 @@ class Bench:
             if isinstance(transport, NcclTransport):
                 await self._form()
             for mode in ("full", "delta"):
-                found = [await self._round(receiver, transport, mode) for _ in range(ROUNDS + WARM)][WARM:]
+                found = [await self._round(receiver, transport, mode) for _ in range(self.rounds + self.warm)][
+                    self.warm :
+                ]
                 middle = {key: round(median(one[key] for one in found), 5) for key in found[0]}
                 worst = max(one["pause_s"] for one in found)
                 rows.append({"transport": name, "pause": pause, "mode": mode, **middle, "pause_max_s": round(worst, 5)})
@@ -307,6 +295,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 started_s = time.perf_counter() - began - made_s
                 print(f"model {made_s:.0f} s, engine {started_s:.0f} s", flush=True)
                 bench = Bench(place, model, engine, session, url)
+                bench.rounds, bench.warm = options.rounds, options.warm
                 bench.buffer.take(model.tensors.items)
                 limits = await asyncio.to_thread(passes, model)
                 print(json.dumps(limits), flush=True)
@@ -339,6 +328,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="0.6B")
     parser.add_argument("--transports", default="ipc,disk,http")
+    parser.add_argument("--rounds", type=int, default=5, help="measured; the median of them is given")
+    parser.add_argument("--warm", type=int, default=3, help="rounds before them")
     parser.add_argument("--place", type=Path, default=Path("/dev/shm"), help="memory for seven versions")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

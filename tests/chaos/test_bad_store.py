@@ -72,6 +72,7 @@ def newest_checkpoint(folder: Path) -> Path:
     return max(run_of(folder).glob("checkpoints/1.*"), key=lambda path: int(path.name.partition(".")[2]))
 
 
+@pytest.mark.slow
 def test_an_altered_store_is_refused_by_the_files_name_and_goes_on_once_restored(folder: Path) -> None:
     before = bad_input.account(folder)
     path = block(folder, "LEDGER")

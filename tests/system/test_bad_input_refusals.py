@@ -82,6 +82,7 @@ def test_port_in_use_is_named_with_its_key(folder: Path, taken_port: int, key: s
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_bus_that_does_not_answer_is_named_and_its_correction_is_accepted(folder: Path, taken_port: int) -> None:
     """The second server accepts and says nothing. A run that never reached its bus is not bound to the wrong URL."""
     for url in ("nats://127.0.0.1:9", f"nats://127.0.0.1:{taken_port}"):

@@ -7,13 +7,16 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from supervisor_run import LIMIT_S, QUIET, processes_of, stub_run, write_config
+from supervisor_run import LIMIT_S, QUIET, StubRun, processes_of, stub_run, write_config
 
 from physarum.actors.supervisor.errors import ActorFailedError, InterruptedRunError, RunFinishedError, RunHeldError
+from physarum.actors.supervisor.process import read_records
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -175,3 +178,35 @@ async def test_the_start_model_is_made_by_another_run_and_cached(
         assert summary["setup_seconds"]["sft"] > 0
         assert (run.folder.start_model / "config.json").read_text() == "{}"
         assert any("making the start model by the run stub-" in text for text in run.watch.said) is not was_cached
+
+
+@pytest.mark.slow
+async def test_a_run_is_scaled_while_it_works_and_is_as_large_when_it_is_continued(tmp_path: Path) -> None:
+    rewards = {"count": 2, "hook": "physarum.agents.calculator.reward:exact_match"}
+    async with stub_run(write_config(tmp_path, {}, reward=rewards)) as run:
+        await run.until_logged("reward-1", "-> ready")
+        await _actorctl(run.folder.path, "scale", "reward=4")
+        await run.until_logged("reward-3", "-> ready")
+        await _actorctl(run.folder.path, "cordon", "reward-3")
+        await run.until_logged("reward-3", "-> paused")
+        await _actorctl(run.folder.path, "drain", "reward-0")
+        await run.until(lambda: _instances(run, "reward") == {"reward-1", "reward-2", "reward-3"})
+        run.stop.ask()
+        with pytest.raises(InterruptedRunError):
+            await run.result()
+    async with stub_run(tmp_path / "stub.yaml") as again:
+        await again.until(lambda: _instances(again, "reward") == {"reward-1", "reward-2", "reward-3"})
+        await _actorctl(again.folder.path, "scale", "reward=1", "reward=+1")
+        await again.until(lambda: _instances(again, "reward") == {"reward-0", "reward-1"})
+
+
+def _instances(run: StubRun, role: str) -> set[str]:
+    return {record.instance for record in read_records(run.folder.actors) if record.role == role and record.alive}
+
+
+async def _actorctl(folder: Path, command: str, *arguments: str) -> None:
+    words = [sys.executable, "-m", "physarum.actors.actorctl", command, folder.name, *arguments]
+    done = await asyncio.to_thread(
+        subprocess.run, [*words, "--root", str(folder.parent)], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from tools_run import ROOT, Runs
 
 from physarum.actors.supervisor.process import read_records
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,9 @@ COMMANDS = {
     "replay": ("replay", "small", "--no-start"),
 }
 
-FURTHER = ["unfinished", "bus/endpoint.json"]
 
-
-@pytest.mark.parametrize("where", ["bus/server.json", *(pytest.param(one, marks=pytest.mark.slow) for one in FURTHER)])
-@pytest.mark.parametrize("tool", ["import", *(pytest.param(one, marks=pytest.mark.slow) for one in ("fork", "replay"))])
+@pytest.mark.parametrize("where", ["bus/server.json", "unfinished", "bus/endpoint.json"])
+@pytest.mark.parametrize("tool", COMMANDS)
 def test_a_run_whose_maker_was_killed_is_no_run_and_is_made_anew(runs: Runs, tool: str, where: str) -> None:
     runs.json("export", "small", "out.jsonl")
     name = f"{tool}-{Path(where).stem}"
@@ -68,7 +66,6 @@ def test_a_run_whose_maker_was_killed_is_no_run_and_is_made_anew(runs: Runs, too
     assert (account["issued"], account["imbalance"], account["double_trained"]) == (10, 0, 0)
 
 
-@pytest.mark.slow
 def test_a_recorder_that_is_killed_again_and_again_loses_nothing(runs: Runs) -> None:
     settings = (
         "run.name=rec",

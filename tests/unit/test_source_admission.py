@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physarum.actors.source.admission import Disposals, Sizes, has_room
+from physarum.actors.source.admission import Disposals, Limit, Sizes, has_room
+from physarum.actors.source.clock import Clock
 from physarum.bus.ledger import Dropped, Numbered, Planned, PlanRecord, RollbackRecord, StepRecord
+from physarum.bus.version import Version
 
 
 def planned(ordinal: int, source: str = "main") -> Planned:
@@ -103,38 +106,68 @@ def test_the_dead_stay_dead_over_a_rollback() -> None:
     assert disposals.count == 4
 
 
+LIMIT = Limit(groups=4, always=2)
+"""Bound 1, batches of 2 groups."""
+
+
 def test_room_is_for_whole_groups() -> None:
     # bound 1, 2 groups of 4 per batch: (1 + 1) * 2 * 4 = 16
-    assert has_room(issued=12, disposed=0, sizes=Sizes(4, 4), groups=4)
-    assert not has_room(issued=13, disposed=0, sizes=Sizes(4, 4), groups=4)
-    assert not has_room(issued=16, disposed=3, sizes=Sizes(4, 4), groups=4)
-    assert has_room(issued=16, disposed=4, sizes=Sizes(4, 4), groups=4)
-    assert has_room(issued=10**9, disposed=0, sizes=Sizes(4, 4), groups=None)
+    assert has_room(issued=12, disposed=0, sizes=Sizes(4, 4), limit=LIMIT)
+    assert not has_room(issued=13, disposed=0, sizes=Sizes(4, 4), limit=LIMIT)
+    assert not has_room(issued=16, disposed=3, sizes=Sizes(4, 4), limit=LIMIT)
+    assert has_room(issued=16, disposed=4, sizes=Sizes(4, 4), limit=LIMIT)
+    assert has_room(issued=10**9, disposed=0, sizes=Sizes(4, 4), limit=None)
+
+
+def test_what_was_trained_and_is_not_served_takes_room_but_never_that_of_one_step() -> None:
+    assert has_room(issued=16, disposed=8, sizes=Sizes(4, 4), limit=LIMIT, unserved=4)
+    assert not has_room(issued=16, disposed=8, sizes=Sizes(4, 4), limit=LIMIT, unserved=8)
+    assert has_room(issued=12, disposed=8, sizes=Sizes(4, 4), limit=LIMIT, unserved=10**6)
+    on_policy = Limit(groups=2, always=0)
+    assert not has_room(issued=8, disposed=8, sizes=Sizes(4, 4), limit=on_policy, unserved=8)
+
+
+@pytest.mark.parametrize(
+    ("served", "publish_every", "unserved"),
+    [((3,), 1, 0), ((2, 3), 1, 4), ((0,), 1, 12), ((), 1, 0), ((2,), 2, 0), ((0,), 2, 8), ((9,), 1, 0)],
+)
+def test_only_what_is_due_to_be_served_is_unserved(served: tuple[int, ...], publish_every: int, unserved: int) -> None:
+    clock = Clock()
+    for number in (1, 2, 3):
+        clock.record(step(number, number), 4 * number)
+    assert clock.unserved([Version("policy", 1, number) for number in served], publish_every) == unserved
 
 
 @given(
     bound=st.integers(0, 4),
     groups=st.integers(1, 4),
     group_size=st.integers(1, 4),
-    choices=st.lists(st.integers(0, 2**16), max_size=80),
+    choices=st.lists(st.integers(0, 2), max_size=120),
 )
 def test_a_first_in_first_out_trainer_never_sees_a_group_older_than_the_bound(
     bound: int, groups: int, group_size: int, choices: list[int]
 ) -> None:
-    """Steps and issues interleave in any order; each step takes the oldest whole batch. Age = steps since the issue."""
-    limit = (bound + 1) * groups * group_size
-    disposals, issued, number, waiting = Disposals("main"), 0, 0, list[tuple[int, int]]()
+    """Steps, publications and issues interleave in any order; each step takes the oldest whole batch. Age = steps since the
+    weights that served at the issue. It is over the bound only where those were themselves further behind than the bound."""
+    limit = Limit((bound + 1) * groups, groups if bound else 0)
+    disposals, clock = Disposals("main"), Clock()
+    issued = number = served = 0
+    waiting: list[tuple[int, int, int]] = []
     for choice in choices:
-        if choice % 2 and len(waiting) >= groups * group_size:
+        unserved = clock.unserved([Version("policy", 1, served)], 1)
+        if choice == 1 and len(waiting) >= groups * group_size:
             batch, waiting = waiting[: groups * group_size], waiting[groups * group_size :]
-            assert all(number - at <= bound for _, at in batch)
+            assert all(number - at <= max(bound, behind) for _, at, behind in batch)
             number += 1
-            disposals.record(plan(number, [ordinal for ordinal, _ in batch]))
-            disposals.record(step(number, number))
-        elif has_room(issued, disposals.count, Sizes(group_size, group_size), (bound + 1) * groups):
-            waiting += [(issued + member, number) for member in range(group_size)]
+            for item in (plan(number, [ordinal for ordinal, _, _ in batch]), step(number, number)):
+                disposals.record(item)
+                clock.record(item, disposals.count)
+        elif choice == 2:
+            served = min(number, served + 1)
+        elif has_room(issued, disposals.count, Sizes(group_size, group_size), limit, unserved):
+            waiting += [(issued + member, served, number - served) for member in range(group_size)]
             issued += group_size
-        assert issued - disposals.count <= limit
+        assert issued - disposals.count <= limit.groups * group_size
 
 
 @given(st.data())
@@ -165,7 +198,9 @@ def test_groups_of_any_sizes_never_leave_the_trainer_without_a_batch(
     issued = disposed = 0
     out: list[int] = []
     for size in group_sizes:
-        while not has_room(issued, disposed, Sizes(size, max([size, *out])), (bound + 1) * groups):
+        while not has_room(
+            issued, disposed, Sizes(size, max([size, *out])), Limit((bound + 1) * groups, groups if bound else 0)
+        ):
             assert len(out) >= groups, f"{out} are out, a batch has {groups} groups, and one of {size} has no room"
             disposed += sum(out[:groups])
             out = out[groups:]

@@ -6,6 +6,7 @@ of a pipeline stage anew: expert-tensor-parallel first, then experts, then repli
 """
 
 import datetime
+import gc
 import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -171,8 +172,13 @@ def _place(rank: int, shape: Shape, device: torch.device) -> Parallel:
 
 
 def destroy() -> None:
-    """Leave the world. Safe to call after a failed `initialize`."""
+    """Leave the world. Safe to call after a failed `initialize`.
+
+    Megatron's objects refer to each other in circles, and to the groups, each of which keeps some threads awake and
+    descriptors open: they are collected now, not at some time.
+    """
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     if dist.is_initialized():
         dist.destroy_process_group()
+    gc.collect()

@@ -1,0 +1,1 @@
+"""Role autoscaler: groups of actors as large as their load asks for."""

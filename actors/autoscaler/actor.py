@@ -1,0 +1,99 @@
+"""The autoscaler actor: looks at each heartbeat that comes, and asks for as many actors as the policy says.
+
+    presence, depth of TASKS --> signals.py --> policy.py --> RUN register (as `actorctl scale`) --> supervisors
+
+It acts under a lease. What somebody asks for by hand is where it goes on from, within `least` and `most`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import ClassVar, Final
+
+from physarum.actors import scaling, states
+from physarum.actors.autoscaler import signals
+from physarum.actors.autoscaler.policy import Policy, Signal
+from physarum.actors.leadership import leading
+from physarum.actors.policy_engines import READY, policy_group
+from physarum.actors.runtime import Actor
+from physarum.actors.waiting import unless_draining
+from physarum.bus import log
+from physarum.bus.errors import BusError, WrongSequenceError
+from physarum.bus.presence import Heartbeat, Roster
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 10.0
+"""Longest time without a look; signals last while nobody is heard."""
+
+
+class AutoscalerActor(Actor):
+    """Role autoscaler. `numbers`: what each group should have."""
+
+    role: ClassVar[str] = "autoscaler"
+
+    async def run(self) -> None:
+        settings = self.config.autoscale
+        assert settings is not None
+        self._settings = settings
+        self._policies = {name: Policy(group) for name, group in settings.groups.items()}
+        self._said: dict[str, int] = {}
+        self.become("standby")
+        async with leading(self.context, "autoscaler") as lease:
+            if lease is not None:
+                await unless_draining(self.context, self._watch())
+
+    async def _watch(self) -> None:
+        async with Roster(self.bus).open() as roster:
+            self.become("ready")
+            while True:
+                await roster.wait_change(_LOOK_S)
+                await self.context.resumed.wait()
+                try:
+                    await self._look(roster.members)
+                except (BusError, WrongSequenceError) as error:
+                    _log.warning("the sizes of groups stay as they are for now: %s", error)
+                await asyncio.sleep(self.config.supervisor.heartbeat_s)  # one look for many heartbeats
+
+    async def _look(self, beats: list[Heartbeat]) -> None:
+        register = self.context.run_register(states.Scaled)
+        entry = await register.get(states.SCALE)
+        now = scaling.wanted(self.config, entry.value)
+        signal = await self._signals(beats)
+        changes = []
+        for name, policy in self._policies.items():
+            ready = sum(beat.state == READY for beat in beats if beat.instance.rpartition("-")[0] == name)
+            size = policy.decide(signal[name], len(now[name]), ready, time.monotonic())
+            self.numbers[f"{name}_wanted"] = size
+            if size != len(now[name]):
+                changes.append(scaling.Change(name, size, relative=False))
+                self._say(name, len(now[name]), size, signal[name])
+        self.numbers["looks"] = self.numbers.get("looks", 0) + 1
+        if changes and not self._settings.dry_run:
+            wanted = scaling.changed(self.config, now, changes)
+            scaled = states.Scaled({name: list(numbers) for name, numbers in wanted.items()}, time.time())
+            await register.compare_and_set(scaled, entry.revision, states.SCALE)
+
+    def _say(self, name: str, before: int, after: int, signal: Signal) -> None:
+        if self._settings.dry_run and self._said.get(name) == after:
+            return
+        self._said[name] = after
+        what = "would be scaled" if self._settings.dry_run else "is scaled"
+        _log.info("%s is %s: it %s from %d to %d", name, signal, what, before, after)
+
+    async def _signals(self, beats: list[Heartbeat]) -> dict[str, Signal]:
+        rollouts = [beat for beat in beats if beat.role == "rollout"]
+        running = sum(int(beat.numbers.get("running", 0)) for beat in rollouts)
+        queued = max(0, (await log.state(self.bus, "tasks")).messages - running)
+        found: dict[str, Signal] = {}
+        for name, group in self._settings.groups.items():
+            if name != "rollout":
+                engines = [beat for beat in beats if beat.facts.get("group") == name]
+                found[name] = signals.of_engines(group, engines, rollouts if name == policy_group(self.config) else ())
+        if "rollout" in self._settings.groups:
+            group = self._settings.groups["rollout"]
+            policy = found.get(policy_group(self.config), "fine")
+            found["rollout"] = signals.of_rollouts(group, rollouts, self.config.rollout.slots, queued, policy)
+        return found

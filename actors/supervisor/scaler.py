@@ -1,0 +1,71 @@
+"""Keeps a crew as large as it was asked to be: starts who is missing, and lets who is too many drain and leave.
+
+The first member that cannot be kept running ends it with that member's error, as a keeper would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from physarum.actors import scaling, states
+from physarum.actors.supervisor.crew import Crew
+from physarum.actors.supervisor.keeper import Keeper
+from physarum.bus.register import Register
+from physarum.configs.root import RootConfig
+
+_log = logging.getLogger(__name__)
+
+MakeKeeper = Callable[[str, str], Keeper]
+
+
+class Scaler:
+    """Of one supervisor. `make_keeper` is called with (role, instance)."""
+
+    def __init__(
+        self, config: RootConfig, register: Register[states.Scaled], crew: Crew, make_keeper: MakeKeeper
+    ) -> None:
+        self._config, self._register, self._crew, self._make_keeper = config, register, crew, make_keeper
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def keep(self) -> None:
+        """Never returns. Raises ActorFailedError."""
+        try:
+            async with self._register.watch(states.SCALE) as changed:
+                while True:
+                    await self._until(changed)
+                    changed.clear()
+                    self._apply((await self._register.get(states.SCALE)).value)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _until(self, changed: asyncio.Event) -> None:
+        """Something was asked for, or a member has left or ended: whose name is asked for again may join then."""
+        hint = asyncio.create_task(changed.wait())
+        try:
+            done, _ = await asyncio.wait({hint, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hint.cancel()
+        self._tasks -= done
+        for task in done:
+            task.result()
+
+    def _apply(self, scaled: states.Scaled | None) -> None:
+        wanted = scaling.members(self._config, scaled)
+        names = {instance for _, instance in wanted}
+        for keeper in [one for one in self._crew.keepers if one.instance not in names and not one.finishing.is_set()]:
+            _log.info("%s is no longer wanted: it drains", keeper.instance)
+            self._begin(self._crew.leave(keeper), f"leaving of {keeper.instance}")
+        there = {keeper.instance for keeper in self._crew.keepers}
+        for role, instance in wanted:
+            if instance not in there:
+                keeper = self._make_keeper(role, instance)
+                self._crew.join(keeper)
+                keeper.begin()
+                self._begin(keeper.keep(), f"keeper of {instance}")
+
+    def _begin(self, work: Any, name: str) -> None:
+        self._tasks.add(asyncio.create_task(work, name=name))
