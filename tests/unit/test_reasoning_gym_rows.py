@@ -60,7 +60,7 @@ def execution(row: dict[str, Any], outputs: dict[str, Any]) -> Execution:
 
 
 # A plain answer, one that its scorer parses, and two whose scorers compare tuples, which do not travel.
-@pytest.mark.parametrize("name", ["chain_sum", "countdown", "arc_agi", "rearc"])
+@pytest.mark.parametrize("name", ["chain_sum", "countdown", pytest.param("arc_agi", marks=pytest.mark.slow), "rearc"])
 def test_the_librarys_own_answer_scores_one_over_the_wire(name: str) -> None:
     row = Problems(0, name=name).row(0, 0)
     assert score(execution(row, {"text": f"so: <answer>{row['label']}</answer>"})) == 1.0
