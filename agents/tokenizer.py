@@ -10,10 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import orjson
 import tokenizers
 
 from physarum.agents.errors import TokenizerError
 from physarum.agents.protocols import TokenIds
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Empty where there is no such file."""
+    found = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 class FolderTokenizer:
@@ -35,6 +42,17 @@ class FolderTokenizer:
             [dict(message) for message in messages], add_generation_prompt=add_generation_prompt, tokenize=False
         )
         return self.encode(text)
+
+    @cached_property
+    def endings(self) -> frozenset[int]:
+        """The tokens that end a turn or fill up: eos and pad of the tokenizer, and eos of the generation settings."""
+        named = _json(self.folder / "tokenizer_config.json")
+        texts = [named.get("eos_token"), named.get("pad_token")]
+        spelled = [text.get("content") if isinstance(text, dict) else text for text in texts]
+        ids = [self._fast.token_to_id(text) for text in spelled if isinstance(text, str)]
+        generation = _json(self.folder / "generation_config.json").get("eos_token_id")
+        ids += generation if isinstance(generation, list) else [generation]
+        return frozenset(one for one in ids if isinstance(one, int))
 
     @cached_property
     def _fast(self) -> tokenizers.Tokenizer:

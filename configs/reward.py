@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, ClassVar
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from physarum.configs.hooks import Hook
-from physarum.configs.types import Arguments, Count, Devices, Environment, Natural, Seconds, Section
+from physarum.configs.reward_types import canonical, remedy_for
+from physarum.configs.types import Arguments, Count, Devices, Environment, Natural, Seconds, Section, refuse
+
+
+def _canonical(value: object) -> object:
+    """slime's names as ours; an unknown one is refused with the nearest."""
+    if not isinstance(value, str):
+        return value
+    known = canonical(value)
+    if known is None:
+        raise refuse("a ready-made reward (docs/rewards.md)", remedy_for(value), f"`{value}`")
+    return known
+
+
+RewardType = Annotated[str, BeforeValidator(_canonical)]
 
 
 class RewardConfig(Section):
-    """`hook` is called `(execution, **args)`, sync or async; a call that outlives `timeout_s` is a failed try."""
+    """At most one of `hook` and `type`. A call that outlives `timeout_s` is a failed try."""
+
+    alternatives: ClassVar[tuple[str, ...]] = ("hook", "type")
 
     count: Natural = 1
     """Processes."""
     hook: Hook | None = None
+    """Called `(execution, **args)`, sync or async."""
+    type: RewardType | None = None
+    """A ready-made reward (docs/rewards.md); `args` are its options."""
     args: Arguments = Field(default_factory=dict)
+    row_types: dict[RewardType, Arguments] = Field(default_factory=dict)
+    """With `type`: options of the types that rows name in `metadata.rm_type`."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Of a reward's named parts in its sum; a part without one weighs 1."""
     workers: Count = 1
@@ -22,3 +45,18 @@ class RewardConfig(Section):
     timeout_s: Seconds = 30.0
     env: Environment = Field(default_factory=dict)
     gpus: Devices = 0
+
+    @model_validator(mode="after")
+    def _one_scorer(self) -> RewardConfig:
+        given = [name for name in self.alternatives if getattr(self, name) is not None]
+        if len(given) > 1:
+            found = " and ".join(f"`{name}`" for name in given)
+            raise refuse("at most one of them", "keep one of them and remove the others", found)
+        if self.row_types and self.type is None:
+            raise refuse("`row_types` with `type`", "add `type`, or remove `row_types`", "`row_types` without it")
+        return self
+
+    @property
+    def scores(self) -> bool:
+        """Whether anything is scored here; else executions pass through."""
+        return self.hook is not None or self.type is not None

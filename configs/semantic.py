@@ -12,6 +12,7 @@ from physarum.configs.algorithm_rules import algorithm_findings
 from physarum.configs.devices import device_groups
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, dotted
+from physarum.configs.reward_rules import reward_problems
 from physarum.configs.root import RootConfig
 from physarum.configs.trainer import TrainerConfig
 
@@ -21,11 +22,12 @@ _Finding = tuple[KeyPath, str, str, str]
 
 def semantic_problems(config: RootConfig) -> list[Problem]:
     """Every contradiction between sections; empty when the configuration fits together."""
-    return [
+    found_by_rules = [
         Problem(Severity.ERROR, config.origins.where(key), found, expected, remedy)
         for rule in _RULES
         for key, found, expected, remedy in rule(config)
     ]
+    return [*found_by_rules, *reward_problems(config.reward, config.origins)]
 
 
 def _objective(config: RootConfig) -> Iterator[_Finding]:
@@ -34,7 +36,7 @@ def _objective(config: RootConfig) -> Iterator[_Finding]:
     objective = config.trainer.objective
     needed: list[tuple[KeyPath, object]] = [
         (("rollout", "generate"), config.rollout.generate),
-        (("reward", "hook"), config.reward.hook),
+        (("reward", "hook"), config.reward.scores),
     ]
     needed += [(("engines",), config.engines)] if objective == "rl" else []  # preferences may be given, and only scored
     for key, value in needed:
@@ -177,7 +179,7 @@ def _evaluation(config: RootConfig) -> Iterator[_Finding]:
     needed = {
         "engines": config.engines,
         "rollout.generate": config.rollout.generate,
-        "reward.hook": config.reward.hook,
+        "reward.hook": config.reward.scores,
     }
     for option, value in needed.items():
         if not value and config.trainer.objective == "sft":

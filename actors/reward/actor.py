@@ -19,6 +19,7 @@ from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.reward.errors import HookTimeoutError
 from physarum.actors.reward.pool import Pool
+from physarum.actors.reward.scorer import scorer_of
 from physarum.actors.reward.values import apply_reward
 from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
@@ -61,12 +62,13 @@ class RewardActor(Actor):
 
     @asynccontextmanager
     async def _hook_processes(self) -> AsyncIterator[Pool | None]:
-        """None when no hook is configured: executions then pass through unscored."""
+        """None when nothing scores here: executions then pass through unscored."""
         reward = self.config.reward
-        if reward.hook is None:
+        scorer = scorer_of(reward, self.context.folder)
+        if scorer is None:
             yield None
             return
-        async with Pool(reward.hook, reward.args, reward.workers, reward.timeout_s).open() as pool:
+        async with Pool(scorer.hook, scorer.args, reward.workers, reward.timeout_s).open() as pool:
             yield pool
 
     def _queue(self, durable: str) -> WorkQueue:

@@ -1,0 +1,155 @@
+"""The ready-made rewards by name, and what each may be given: `reward.args` of `reward.type`.
+
+Invariant: a type has one section here and one function in `physarum.agents.rewards`; slime's names are other names of
+these, never types of their own. Defaults alone make every type of SELF_CONTAINED work.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from physarum.configs.suggest import nearest
+from physarum.configs.types import Count, Natural, Seconds, Section, refuse
+
+
+def _compiles(value: object) -> object:
+    """Refuses a pattern that the `regex` library cannot compile."""
+    import regex  # type: ignore[import-untyped]  # only where a pattern is configured
+
+    try:
+        regex.compile(str(value))
+    except regex.error as error:
+        raise refuse("a regular expression", "correct the pattern", f"{value!r} ({error})") from None
+    return value
+
+
+Pattern = Annotated[str, BeforeValidator(_compiles)]
+
+
+class MathReward(Section):
+    """Equality of mathematical expressions (math-verify)."""
+
+    answer: Literal["boxed", "anywhere"] = "boxed"
+    """`boxed`: only what the last \\boxed{} holds counts; `anywhere`: math-verify looks for an expression itself."""
+    timeout_s: Count = 5
+    """For parsing, and again for comparing; whole seconds, as it is an alarm."""
+    max_chars: Count = 1000
+    """A longer answer is wrong without being parsed."""
+
+
+class DeepscalerReward(Section):
+    """As `math`, of what follows `</think>` (or `###Response`); 0 where neither is."""
+
+    timeout_s: Count = 5
+    max_chars: Count = 1000
+
+
+class DapoReward(Section):
+    """The last `Answer: ...` line among the last `tail_chars` characters, compared as an integer."""
+
+    tail_chars: Count = 300
+    right: float = 1.0
+    wrong: float = -1.0
+
+
+Normalisation = Literal["unicode", "case", "articles", "punctuation", "whitespace"]
+
+
+class ExactReward(Section):
+    """Equality of texts, each put through `normalise` in the order of its list."""
+
+    normalise: tuple[Normalisation, ...] = ("whitespace",)
+
+
+class F1Reward(Section):
+    """Overlap of words."""
+
+    yes_no: bool = True
+    """HotpotQA's rule: yes, no and noanswer are right or wrong as a whole."""
+
+
+class ChoiceReward(Section):
+    """One letter among options."""
+
+    letters: str = Field(default="ABCDEFGHIJ", min_length=2, max_length=26, pattern=r"^[A-Z]+$")
+    """Where the row has neither `valid_letters` nor `choices`."""
+    by_text: bool = True
+    """An answer without a letter may give an option's text instead."""
+
+
+class RegexReward(Section):
+    """1 where the pattern is found."""
+
+    pattern: Pattern
+    mode: Literal["search", "fullmatch"] = "search"
+    timeout_s: Seconds = 1.0
+    """A match that is not found by then counts as none."""
+
+
+class FormatReward(Section):
+    """`<think>...</think><answer>...</answer>`: each tag once, in this order, and nothing but blanks outside."""
+
+    tags: tuple[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], ...] = Field(
+        default=("think", "answer"), min_length=1
+    )
+    opened: bool = False
+    """The prompt already holds the first opening tag, as chat templates of reasoning models do."""
+
+
+class IfbenchReward(Section):
+    """Verifiable instructions of the row's metadata."""
+
+    partial: bool = False
+    """The share of instructions followed, instead of 1 for all of them and else 0."""
+    loose: bool = False
+    """IFEval's loose accuracy: also without first line, last line and asterisks."""
+    max_chars: Natural = 100_000
+    """A longer answer follows none."""
+
+
+SECTIONS: Final[dict[str, type[Section]]] = {
+    "math": MathReward,
+    "deepscaler": DeepscalerReward,
+    "dapo": DapoReward,
+    "exact": ExactReward,
+    "f1": F1Reward,
+    "choice": ChoiceReward,
+    "regex": RegexReward,
+    "format": FormatReward,
+    "ifbench": IfbenchReward,
+}
+ALIASES: Final = {"gpqa": "choice", "multiple_choice": "choice"}
+SELF_CONTAINED: Final = frozenset({"math", "deepscaler", "dapo", "exact", "f1", "choice", "format", "ifbench"})
+"""What a row may name (`metadata.rm_type`) without being listed in `reward.row_types`."""
+BOXED: Final = "boxed_"
+"""Before a type of TEXTS: only what the last \\boxed{} holds is given to it (slime's prefix)."""
+TEXTS: Final = frozenset({"dapo", "exact", "f1", "choice", "regex", "ifbench"})
+
+
+def canonical(name: str) -> str | None:
+    """`boxed_gpqa` as `boxed_choice`, `boxed_math` as `math`, which reads the box itself; None for what is no type."""
+    if name == f"{BOXED}math":
+        return "math"
+    prefix = BOXED if name.startswith(BOXED) else ""
+    bare = name.removeprefix(prefix)
+    known = ALIASES.get(bare, bare)
+    if known not in SECTIONS or (prefix and known not in TEXTS):
+        return None
+    return prefix + known
+
+
+def section_of(canonical_name: str) -> type[Section]:
+    """The section of a name that `canonical` returned."""
+    return SECTIONS[canonical_name.removeprefix(BOXED)]
+
+
+def remedy_for(name: str) -> str:
+    """What to write instead of a name that is no type."""
+    bare = name.removeprefix(BOXED)
+    if canonical(bare) is not None and bare != name:
+        return f"write `{bare}`: it reads no text that could be boxed"
+    near = nearest(bare, [*SECTIONS, *ALIASES])
+    known = ", ".join(sorted([*SECTIONS, *ALIASES]))
+    return f"did you mean `{near}`" if near is not None else f"use one of: {known}"

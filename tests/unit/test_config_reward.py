@@ -1,0 +1,106 @@
+"""`reward.type` and its options: typed, closed, and refused with the line and the nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from physarum.actors.context import RunFolder
+from physarum.actors.reward.scorer import scorer_of
+from physarum.agents.rewards import scoring
+from physarum.configs.errors import ConfigError
+from physarum.configs.loader import dump, resolve
+from physarum.configs.overrides import parse_command_line
+from physarum.configs.reward_rules import read_options
+from physarum.configs.reward_types import ALIASES, SECTIONS, SELF_CONTAINED, TEXTS, canonical
+from physarum.configs.root import RootConfig
+
+RECIPE = """\
+run: {name: quick}
+model: {path: start}
+source: {hook: "calculator:source"}
+rollout: {generate: "calculator:generate"}
+engines: {policy: {}}
+trainer: {objective: rl, lr: 1e-4}
+stop: {steps: 10}
+reward:
+"""
+
+
+def load(folder: Path, reward: str, *words: str) -> RootConfig:
+    path = folder / "c.yaml"
+    path.write_text(RECIPE + "".join(f"  {line}\n" for line in reward.splitlines()))
+    return resolve(path, parse_command_line(words))
+
+
+def refusal(folder: Path, reward: str, *words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, reward, *words)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [("math", "math"), ("gpqa", "choice"), ("boxed_gpqa", "boxed_choice"), ("boxed_math", "math"), ("dapo", "dapo")],
+)
+def test_slimes_names_are_accepted(tmp_path: Path, written: str, means: str) -> None:
+    assert load(tmp_path, f"type: {written}").reward.type == means
+
+
+@pytest.mark.parametrize(
+    ("reward", "parts"),
+    [
+        ("type: maths", ["c.yaml:9: reward.type", "`maths`", "did you mean `math`"]),
+        ("type: boxed_format", ["write `format`: it reads no text that could be boxed"]),
+        ("type: zzz", ["use one of: choice"]),
+        ("type: math\nargs: {answr: boxed}", ["c.yaml:10: reward.args.answr", "did you mean `reward.args.answer`"]),
+        ("type: math\nargs: {timeout_s: 0}", ["reward.args.timeout_s", "a number of at least 1"]),
+        ("type: regex", ["reward.args.pattern", "add `reward.args.pattern`"]),
+        ("type: regex\nargs: {pattern: '('}", ["'(' (missing ) at position 1)", "correct the pattern"]),
+        ("type: exact\nargs: {normalise: [caps]}", ["reward.args.normalise.0", "'case'"]),
+        ("type: math\nhook: a:b", ["`hook` and `type`", "keep one of them"]),
+        ("row_types: {math: {}}\nhook: a:b", ["`row_types` without it"]),
+        ("type: math\nrow_types: {exakt: {}}", ["did you mean `exact`"]),
+        ("type: math\nrow_types: {regex: {}}", ["reward.row_types.regex.pattern"]),
+    ],
+)
+def test_refusals_name_the_line_and_the_remedy(tmp_path: Path, reward: str, parts: list[str]) -> None:
+    message = refusal(tmp_path, reward)
+    for part in parts:
+        assert part in message
+
+
+def test_another_type_or_hook_sets_aside_the_options_of_the_one_below(tmp_path: Path) -> None:
+    written = "type: exact\nargs: {normalise: [case]}"
+    assert load(tmp_path, written, "reward.type=f1").reward.args == {}
+    assert load(tmp_path, written, "reward.type=f1", "reward.args.yes_no=false").reward.args == {"yes_no": False}
+    replaced = load(tmp_path, written, "reward.hook=a:b").reward
+    assert (replaced.type, replaced.hook, replaced.args) == (None, "a:b", {})
+
+
+def test_the_written_form_is_read_again(tmp_path: Path) -> None:
+    config = load(tmp_path, "type: gpqa\nrow_types: {regex: {pattern: a}}")
+    again = tmp_path / "again.yaml"
+    again.write_text(dump(config))
+    assert resolve(again) == config
+
+
+def test_the_actor_calls_the_hook_behind_a_type_with_what_was_checked(tmp_path: Path) -> None:
+    reward = load(tmp_path, "type: exact\nargs: {normalise: [case]}\nrow_types: {f1: {}}").reward
+    scorer = scorer_of(reward, RunFolder(tmp_path))
+    assert scorer is not None
+    assert scorer.hook == scoring.HOOK
+    assert scorer.args == {
+        "name": "exact", "args": {"normalise": ["case"]}, "row_types": {"f1": {}}, "folder": f"{tmp_path}/start_model"
+    }  # fmt: skip
+    assert scorer_of(load(tmp_path, "hook: a:b\nargs: {c: 1}").reward, RunFolder(tmp_path)) == ("a:b", {"c": 1})
+
+
+def test_every_type_has_its_section_and_its_function() -> None:
+    assert set(scoring._FUNCTIONS) == set(SECTIONS)
+    assert set(SECTIONS) >= SELF_CONTAINED | TEXTS
+    assert set(ALIASES.values()) <= set(SECTIONS)
+    for name in SELF_CONTAINED:
+        assert canonical(name) == name
+        read_options(name, b"{}")  # defaults alone are enough
