@@ -41,8 +41,12 @@ class RewardConfig(Section):
     weights: dict[str, float] = Field(default_factory=dict)
     """Of a reward's named parts in its sum; a part without one weighs 1."""
     workers: Count = 1
-    """Calls at once in one process."""
+    """Hook processes of one reward process."""
+    concurrency: Count = 1
+    """Calls at once in one hook process, for hooks that wait for others (async): more than 1 runs them in one event loop."""
     timeout_s: Seconds = 30.0
+    memory_mib: Count | None = None
+    """Address space of one hook process: beyond it a call gets MemoryError. Null: no limit (CUDA maps more than it uses)."""
     env: Environment = Field(default_factory=dict)
     gpus: Devices = 0
 

@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.reward.errors import HookTimeoutError
+from physarum.actors.reward.frames import Limits
 from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.scorer import scorer_of
 from physarum.actors.reward.values import apply_reward
@@ -40,7 +41,7 @@ _DRAIN_GRACE_S: Final = 0.2
 
 
 class RewardActor(Actor):
-    """Role reward: `reward.workers` calls at once."""
+    """Role reward: `reward.workers` hook processes, `reward.concurrency` calls at once in each."""
 
     role: ClassVar[str] = "reward"
 
@@ -68,7 +69,9 @@ class RewardActor(Actor):
         if scorer is None:
             yield None
             return
-        async with Pool(scorer.hook, scorer.args, reward.workers, reward.timeout_s).open() as pool:
+        memory = reward.memory_mib << 20 if reward.memory_mib is not None else None
+        limits = Limits(timeout_s=reward.timeout_s, concurrency=reward.concurrency, memory_bytes=memory)
+        async with Pool(scorer.hook, scorer.args, reward.workers, limits).open() as pool:
             yield pool
 
     def _queue(self, durable: str) -> WorkQueue:

@@ -5,7 +5,7 @@
 | source.hook, evaluation.hook | (seed, **args) | hooks.Rows |
 | source.curriculum.hook | (seed, **args) | a Curriculum |
 | rollout.generate | async (task, client, **args) | samples |
-| reward.hook | (execution, **args), sync or async | a reward |
+| reward.hook | (execution, **args), sync or async (async with reward.concurrency > 1) | a reward |
 | model.factory.hook | (folder, **args) | nothing: it fills the folder |
 | trainer.algorithm.advantage | (batch, **hook_args) | advantages [T] |
 | trainer.algorithm.loss | (logprobs, columns, **hook_args) | a loss per token [N] |
@@ -68,7 +68,9 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
     source, evaluation, factory = config.source, config.evaluation, config.model.factory
     yield _Use(("source", "hook"), source.hook, ("seed",), source.args, gives_rows=True)
     yield _Use(("rollout", "generate"), config.rollout.generate, ("task", "client"), config.rollout.args, is_async=True)
-    yield _Use(("reward", "hook"), config.reward.hook, ("execution",), config.reward.args)
+    reward = config.reward
+    together = reward.concurrency > 1  # in one event loop
+    yield _Use(("reward", "hook"), reward.hook, ("execution",), reward.args, is_async=together)
     if source.curriculum is not None:
         chosen = source.curriculum
         yield _Use(("source", "curriculum", "hook"), chosen.hook, ("seed",), chosen.args)
