@@ -61,6 +61,11 @@ class RewardConfig(Section):
         return self
 
     @property
+    def processes(self) -> int:
+        """Hook processes of the whole run."""
+        return max(1, self.count) * self.workers
+
+    @property
     def scores(self) -> bool:
         """Whether anything is scored here; else executions pass through."""
         return self.hook is not None or self.type is not None

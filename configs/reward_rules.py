@@ -5,14 +5,16 @@ Invariant: what `reward_problems` lets pass, the reward's process can read again
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import orjson
 from pydantic import ValidationError
 
-from physarum.configs.errors import Problem
-from physarum.configs.origin import KeyPath, Origins
+from physarum.configs.errors import Problem, Severity
+from physarum.configs.origin import KeyPath, Origins, dotted
 from physarum.configs.problems import schema_problems
 from physarum.configs.reward import RewardConfig
-from physarum.configs.reward_types import section_of
+from physarum.configs.reward_types import BackendReward, section_of
 from physarum.configs.types import Arguments, Section
 
 
@@ -23,16 +25,43 @@ def read_options(name: str, args_json: bytes) -> Section:
 
 def reward_problems(reward: RewardConfig, origins: Origins) -> list[Problem]:
     """Every option that its type refuses, with the line it was written in."""
-    given: list[tuple[KeyPath, str, Arguments]] = []
+    found: list[Problem] = []
+    for key, name, args in _given(reward):
+        try:
+            options = read_options(name, orjson.dumps(args))
+        except ValidationError as error:
+            found += schema_problems(error, section_of(name), origins, key)
+            continue
+        if isinstance(options, BackendReward):
+            found += _backend_problems(reward, options, key, origins)
+    return found
+
+
+def backends(reward: RewardConfig) -> Iterator[tuple[KeyPath, BackendReward]]:
+    """The services that a checked configuration scores with, and where each was written."""
+    for key, name, args in _given(reward):
+        if isinstance(options := read_options(name, orjson.dumps(args)), BackendReward):
+            yield key, options
+
+
+def _given(reward: RewardConfig) -> Iterator[tuple[KeyPath, str, Arguments]]:
     if reward.type is not None:
-        given.append((("reward", "args"), reward.type, reward.args))
-    given += [(("reward", "row_types", name), name, args) for name, args in reward.row_types.items()]
-    return [problem for key, name, args in given for problem in _refused(key, name, args, origins)]
+        yield ("reward", "args"), reward.type, reward.args
+    for name, args in reward.row_types.items():
+        yield ("reward", "row_types", name), name, args
 
 
-def _refused(key: KeyPath, name: str, args: Arguments, origins: Origins) -> list[Problem]:
-    try:
-        read_options(name, orjson.dumps(args))
-    except ValidationError as error:
-        return schema_problems(error, section_of(name), origins, key)
-    return []
+def _backend_problems(
+    reward: RewardConfig, backend: BackendReward, key: KeyPath, origins: Origins
+) -> Iterator[Problem]:
+    place = dotted(key)
+    if backend.deadline_s >= reward.timeout_s:
+        found = f"`{place}.deadline_s: {backend.deadline_s:g}` with `reward.timeout_s: {reward.timeout_s:g}`"
+        remedy = f"raise `reward.timeout_s`, or lower `{place}.deadline_s`"
+        where = origins.where((*key, "deadline_s"))
+        yield Problem(Severity.ERROR, where, found, "a deadline that ends before the call is killed", remedy)
+    if backend.concurrency is not None and backend.concurrency < reward.processes:
+        found = f"`{place}.concurrency: {backend.concurrency}` with {reward.processes} hook processes"
+        remedy = "lower `reward.workers` or `reward.count`, and raise `reward.concurrency` instead"
+        where = origins.where((*key, "concurrency"))
+        yield Problem(Severity.ERROR, where, found, "at least one request for each hook process", remedy)

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from physarum.configs.suggest import nearest
-from physarum.configs.types import Count, Natural, Seconds, Section, refuse
+from physarum.configs.types import Count, HttpUrl, Natural, Seconds, Section, VariableName, refuse
 
 
 def _compiles(value: object) -> object:
@@ -109,6 +109,33 @@ class IfbenchReward(Section):
     """A longer answer follows none."""
 
 
+class BackendReward(Section):
+    """An HTTP service that scores. `rate_per_s` and `concurrency` are the whole run's; hook processes share them equally."""
+
+    url: HttpUrl
+    token_env: VariableName | None = None
+    """The variable that holds the token of `Authorization: Bearer`."""
+    rate_per_s: Annotated[float, Field(gt=0)] | None = None
+    """Requests begun in a second, evenly spaced; null: no limit."""
+    concurrency: Count | None = None
+    """Requests at once; null: as many as the hook processes run calls."""
+    request_timeout_s: Seconds = 10.0
+    deadline_s: Seconds = 25.0
+    """For one score, waiting for its turn and all tries included; below `reward.timeout_s`."""
+    attempts: Count = 4
+    """Requests for one score. Only timeouts, lost connections and 5xx are tried again."""
+    cache_entries: Natural = 10_000
+    """Replies that a hook process keeps, by the digest of the request; 0: none."""
+    max_reply_bytes: Count = 1 << 20
+
+
+class RemoteReward(BackendReward):
+    """slime's `remote_rm`: the service gets `fields` as JSON and answers a number, or an object with one under `key`."""
+
+    fields: tuple[Literal["prompt", "response", "label", "metadata"], ...] = ("prompt", "response", "label")
+    key: str = "score"
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "math": MathReward,
     "deepscaler": DeepscalerReward,
@@ -119,8 +146,9 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "regex": RegexReward,
     "format": FormatReward,
     "ifbench": IfbenchReward,
+    "remote_rm": RemoteReward,
 }
-ALIASES: Final = {"gpqa": "choice", "multiple_choice": "choice"}
+ALIASES: Final = {"remote": "remote_rm", "gpqa": "choice", "multiple_choice": "choice"}
 SELF_CONTAINED: Final = frozenset({"math", "deepscaler", "dapo", "exact", "f1", "choice", "format", "ifbench"})
 """What a row may name (`metadata.rm_type`) without being listed in `reward.row_types`."""
 BOXED: Final = "boxed_"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import orjson
+
 from physarum.actors.context import RunFolder
 from physarum.agents.rewards.scoring import HOOK
 from physarum.configs.reward import RewardConfig
+from physarum.configs.reward_rules import read_options
+from physarum.configs.reward_types import BackendReward
 from physarum.configs.types import Arguments
 
 
@@ -23,7 +27,19 @@ def scorer_of(reward: RewardConfig, folder: RunFolder) -> Scorer | None:
         return Scorer(reward.hook, reward.args)
     if reward.type is None:
         return None
-    rows: Arguments = {name: dict(args) for name, args in reward.row_types.items()}
-    return Scorer(
-        HOOK, {"name": reward.type, "args": reward.args, "row_types": rows, "folder": str(folder.start_model)}
-    )
+    rows: Arguments = {name: _share(name, args, reward.processes) for name, args in reward.row_types.items()}
+    args = _share(reward.type, reward.args, reward.processes)
+    return Scorer(HOOK, {"name": reward.type, "args": args, "row_types": rows, "folder": str(folder.start_model)})
+
+
+def _share(name: str, args: Arguments, processes: int) -> Arguments:
+    """The options as each hook process gets them: its equal share of what the whole run may ask of a service."""
+    options = read_options(name, orjson.dumps(args))
+    if not isinstance(options, BackendReward):
+        return args
+    shared = dict(args)
+    if options.rate_per_s is not None:
+        shared["rate_per_s"] = options.rate_per_s / processes
+    if options.concurrency is not None:
+        shared["concurrency"] = options.concurrency // processes
+    return shared

@@ -39,6 +39,7 @@ _FUNCTIONS: Final = {
     "regex": "patterns.score_regex",
     "format": "patterns.score_format",
     "ifbench": "instructions.score_instructions",
+    "remote_rm": "remote.score_remote",
 }
 
 Scorer = Callable[[Answer, Any], Any]

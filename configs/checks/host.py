@@ -13,6 +13,7 @@ from pathlib import Path
 from physarum.configs.devices import assign_devices, device_groups, present_devices
 from physarum.configs.errors import ConfigError, Problem, SecretError, Severity
 from physarum.configs.origin import KeyPath, display_path, dotted
+from physarum.configs.reward_rules import backends
 from physarum.configs.root import RootConfig
 from physarum.configs.secrets import read_secret
 
@@ -30,6 +31,7 @@ def check_secrets(config: RootConfig) -> Iterator[Problem]:
         ("checkpoint", "token_env"): config.checkpoint.token_env,
         ("model", "hub", "token_env"): config.model.hub.token_env if config.model.hub is not None else None,
     }
+    named |= {(*key, "token_env"): backend.token_env for key, backend in backends(config.reward)}
     for key, variable in named.items():
         try:
             read_secret(variable)

@@ -9,6 +9,7 @@ import pytest
 from physarum.actors.context import RunFolder
 from physarum.actors.reward.scorer import scorer_of
 from physarum.agents.rewards import scoring
+from physarum.configs.checks.host import check_secrets
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import dump, resolve
 from physarum.configs.overrides import parse_command_line
@@ -63,6 +64,17 @@ def test_slimes_names_are_accepted(tmp_path: Path, written: str, means: str) -> 
         ("row_types: {math: {}}\nhook: a:b", ["`row_types` without it"]),
         ("type: math\nrow_types: {exakt: {}}", ["did you mean `exact`"]),
         ("type: math\nrow_types: {regex: {}}", ["reward.row_types.regex.pattern"]),
+        ("type: remote_rm\nargs: {url: 'ftp://h'}", ["reward.args.url", "a URL such as http"]),
+        ("type: remote_rm\nargs: {url: 'http://u:p@h'}", ["credentials", "without user or password"]),
+        ("type: remote_rm\nargs: {url: 'http://h', token: x}", ["reward.args.token", "a key that names a secret"]),
+        (
+            "type: remote_rm\nargs: {url: 'http://h', deadline_s: 30}",
+            ["c.yaml:10: reward.args.deadline_s", "`reward.timeout_s: 30`", "before the call is killed"],
+        ),
+        (
+            "type: remote_rm\ncount: 2\nworkers: 2\nargs: {url: 'http://h', concurrency: 3}",
+            ["`reward.args.concurrency: 3` with 4 hook processes", "raise `reward.concurrency` instead"],
+        ),
     ],
 )
 def test_refusals_name_the_line_and_the_remedy(tmp_path: Path, reward: str, parts: list[str]) -> None:
@@ -95,6 +107,19 @@ def test_the_actor_calls_the_hook_behind_a_type_with_what_was_checked(tmp_path: 
         "name": "exact", "args": {"normalise": ["case"]}, "row_types": {"f1": {}}, "folder": f"{tmp_path}/start_model"
     }  # fmt: skip
     assert scorer_of(load(tmp_path, "hook: a:b\nargs: {c: 1}").reward, RunFolder(tmp_path)) == ("a:b", {"c": 1})
+
+
+def test_hook_processes_share_what_the_run_may_ask_of_a_service(tmp_path: Path) -> None:
+    written = "type: remote\ncount: 2\nworkers: 3\nargs: {url: 'http://h', concurrency: 13, rate_per_s: 3}"
+    scorer = scorer_of(load(tmp_path, written).reward, RunFolder(tmp_path))
+    assert scorer is not None
+    assert scorer.args["args"] == {"url": "http://h", "concurrency": 2, "rate_per_s": 0.5}
+
+
+def test_a_token_that_is_not_in_the_environment_is_found_before_the_start(tmp_path: Path) -> None:
+    config = load(tmp_path, "type: remote\nargs: {url: 'http://h', token_env: NOT_SET_AT_ALL}")
+    (problem,) = check_secrets(config)
+    assert "c.yaml:10: reward.args.token_env: found NOT_SET_AT_ALL" in str(problem)
 
 
 def test_every_type_has_its_section_and_its_function() -> None:
