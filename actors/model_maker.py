@@ -177,7 +177,7 @@ def sources_digest(hooks: Iterable[Hook]) -> bytes:
 
 
 def _hooks(config: RootConfig) -> list[Hook]:
-    named = [config.source.hook, config.rollout.generate, config.reward.hook]
+    named = [config.source.hook, config.rollout.generate, config.reward.hook, config.reward.custom_rm]
     if config.evaluation is not None:
         named.append(config.evaluation.hook)
     if config.model.factory is not None:

@@ -22,7 +22,7 @@ _ALTERNATIVES: dict[KeyPath, tuple[str, ...]] = {
     ("evaluation",): EvaluationConfig.alternatives,
     ("reward",): RewardConfig.alternatives,
 }
-_HOOK_KEYS = ("hook", "generate", "type")
+_HOOK_KEYS = ("hook", "generate", "type", "custom_rm")
 
 
 def merge(lower: Layer, upper: Layer) -> Layer:

@@ -25,9 +25,9 @@ RewardType = Annotated[str, BeforeValidator(_canonical)]
 
 
 class RewardConfig(Section):
-    """At most one of `hook` and `type`. A call that outlives `timeout_s` is a failed try."""
+    """At most one of `hook`, `type` and `custom_rm`. A call that outlives `timeout_s` is a failed try."""
 
-    alternatives: ClassVar[tuple[str, ...]] = ("hook", "type")
+    alternatives: ClassVar[tuple[str, ...]] = ("hook", "type", "custom_rm")
 
     count: Natural = 1
     """Processes."""
@@ -35,6 +35,11 @@ class RewardConfig(Section):
     """Called `(execution, **args)`, sync or async."""
     type: RewardType | None = None
     """A ready-made reward (docs/rewards.md); `args` are its options."""
+    custom_rm: Hook | None = None
+    """A function written for slime's `--custom-rm-path`: `async (args, sample)`; `args` become attributes of its first
+    parameter."""
+    batched: bool = False
+    """`custom_rm` takes a list of an execution's samples, and returns as many rewards."""
     args: Arguments = Field(default_factory=dict)
     row_types: dict[RewardType, Arguments] = Field(default_factory=dict)
     """With `type`: options of the types that rows name in `metadata.rm_type`."""
@@ -58,6 +63,8 @@ class RewardConfig(Section):
             raise refuse("at most one of them", "keep one of them and remove the others", found)
         if self.row_types and self.type is None:
             raise refuse("`row_types` with `type`", "add `type`, or remove `row_types`", "`row_types` without it")
+        if self.batched and self.custom_rm is None:
+            raise refuse("`batched` with `custom_rm`", "add `custom_rm`, or remove `batched`", "`batched` without it")
         return self
 
     @property
@@ -68,4 +75,4 @@ class RewardConfig(Section):
     @property
     def scores(self) -> bool:
         """Whether anything is scored here; else executions pass through."""
-        return self.hook is not None or self.type is not None
+        return any(getattr(self, name) is not None for name in self.alternatives)

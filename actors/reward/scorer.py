@@ -1,4 +1,4 @@
-"""Which hook scores a run's executions: the user's own, or the one behind a ready-made reward."""
+"""Which hook scores a run's executions: the user's own, or the one behind a ready-made reward or a function of slime's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import orjson
 
 from physarum.actors.context import RunFolder
+from physarum.agents.rewards.custom import HOOK as CUSTOM_HOOK
 from physarum.agents.rewards.scoring import HOOK
 from physarum.configs.reward import RewardConfig
 from physarum.configs.reward_rules import read_options
@@ -25,11 +26,15 @@ def scorer_of(reward: RewardConfig, folder: RunFolder) -> Scorer | None:
     """None where nothing scores: executions pass through."""
     if reward.hook is not None:
         return Scorer(reward.hook, reward.args)
+    tokenizer = str(folder.start_model)
+    if reward.custom_rm is not None:
+        given: Arguments = {"function": reward.custom_rm, "args": reward.args, "batched": reward.batched}
+        return Scorer(CUSTOM_HOOK, {**given, "folder": tokenizer})
     if reward.type is None:
         return None
     rows: Arguments = {name: _share(name, args, reward.processes) for name, args in reward.row_types.items()}
     args = _share(reward.type, reward.args, reward.processes)
-    return Scorer(HOOK, {"name": reward.type, "args": args, "row_types": rows, "folder": str(folder.start_model)})
+    return Scorer(HOOK, {"name": reward.type, "args": args, "row_types": rows, "folder": tokenizer})
 
 
 def _share(name: str, args: Arguments, processes: int) -> Arguments:

@@ -10,6 +10,7 @@ from physarum.actors.context import RunFolder
 from physarum.actors.reward.scorer import scorer_of
 from physarum.agents.rewards import scoring
 from physarum.configs.checks.host import check_secrets
+from physarum.configs.checks.imports import check_hooks
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import dump, resolve
 from physarum.configs.overrides import parse_command_line
@@ -61,6 +62,8 @@ def test_slimes_names_are_accepted(tmp_path: Path, written: str, means: str) -> 
         ("type: regex\nargs: {pattern: '('}", ["'(' (missing ) at position 1)", "correct the pattern"]),
         ("type: exact\nargs: {normalise: [caps]}", ["reward.args.normalise.0", "'case'"]),
         ("type: math\nhook: a:b", ["`hook` and `type`", "keep one of them"]),
+        ("custom_rm: a:b\ntype: math", ["`type` and `custom_rm`"]),
+        ("type: math\nbatched: true", ["`batched` without it"]),
         ("row_types: {math: {}}\nhook: a:b", ["`row_types` without it"]),
         ("type: math\nrow_types: {exakt: {}}", ["did you mean `exact`"]),
         ("type: math\nrow_types: {regex: {}}", ["reward.row_types.regex.pattern"]),
@@ -114,6 +117,29 @@ def test_hook_processes_share_what_the_run_may_ask_of_a_service(tmp_path: Path) 
     scorer = scorer_of(load(tmp_path, written).reward, RunFolder(tmp_path))
     assert scorer is not None
     assert scorer.args["args"] == {"url": "http://h", "concurrency": 2, "rate_per_s": 0.5}
+
+
+def test_a_function_of_slimes_is_anchored_and_checked(tmp_path: Path) -> None:
+    functions = Path(__file__).parents[1] / "slime_functions.py"
+    config = load(tmp_path, "custom_rm: ./rm.py:rm\nargs: {scale: 2}")
+    assert config.reward.custom_rm == f"{tmp_path}/rm.py:rm"
+    assert scorer_of(config.reward, RunFolder(tmp_path)) == (
+        "physarum.agents.rewards.custom:score",
+        {
+            "function": f"{tmp_path}/rm.py:rm",
+            "args": {"scale": 2},
+            "batched": False,
+            "folder": f"{tmp_path}/start_model",
+        },
+    )
+    for name, words in (("length", []), ("not_async", ["not_async, which is not async"])):
+        found = [
+            str(one)
+            for one in check_hooks(load(tmp_path, f"custom_rm: {functions}:{name}"))
+            if "custom_rm" in one.where
+        ]
+        assert len(found) == len(words)
+        assert all(word in one for word, one in zip(words, found, strict=True))
 
 
 def test_a_token_that_is_not_in_the_environment_is_found_before_the_start(tmp_path: Path) -> None:
