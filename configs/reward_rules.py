@@ -6,6 +6,7 @@ Invariant: what `reward_problems` lets pass, the reward's process can read again
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import orjson
 from pydantic import ValidationError
@@ -14,8 +15,10 @@ from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, Origins, dotted
 from physarum.configs.problems import schema_problems
 from physarum.configs.reward import RewardConfig
-from physarum.configs.reward_types import BackendReward, section_of
+from physarum.configs.reward_types import BackendReward, CodeReward, section_of
 from physarum.configs.types import Arguments, Section
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 def read_options(name: str, args_json: bytes) -> Section:
@@ -32,15 +35,17 @@ def reward_problems(reward: RewardConfig, origins: Origins) -> list[Problem]:
         except ValidationError as error:
             found += schema_problems(error, section_of(name), origins, key)
             continue
+        if isinstance(options, (BackendReward, CodeReward)):
+            found += _late(reward, options.deadline_s, key, origins)
         if isinstance(options, BackendReward):
-            found += _backend_problems(reward, options, key, origins)
+            found += _crowded(reward, options, key, origins)
     return found
 
 
-def backends(reward: RewardConfig) -> Iterator[tuple[KeyPath, BackendReward]]:
-    """The services that a checked configuration scores with, and where each was written."""
+def given_options(reward: RewardConfig, section: type[SectionT]) -> Iterator[tuple[KeyPath, SectionT]]:
+    """The options of this kind in a checked configuration, and where each was written."""
     for key, name, args in _given(reward):
-        if isinstance(options := read_options(name, orjson.dumps(args)), BackendReward):
+        if isinstance(options := read_options(name, orjson.dumps(args)), section):
             yield key, options
 
 
@@ -51,17 +56,17 @@ def _given(reward: RewardConfig) -> Iterator[tuple[KeyPath, str, Arguments]]:
         yield ("reward", "row_types", name), name, args
 
 
-def _backend_problems(
-    reward: RewardConfig, backend: BackendReward, key: KeyPath, origins: Origins
-) -> Iterator[Problem]:
-    place = dotted(key)
-    if backend.deadline_s >= reward.timeout_s:
-        found = f"`{place}.deadline_s: {backend.deadline_s:g}` with `reward.timeout_s: {reward.timeout_s:g}`"
-        remedy = f"raise `reward.timeout_s`, or lower `{place}.deadline_s`"
-        where = origins.where((*key, "deadline_s"))
+def _late(reward: RewardConfig, deadline_s: float, key: KeyPath, origins: Origins) -> Iterator[Problem]:
+    place = f"{dotted(key)}.deadline_s"
+    if deadline_s >= reward.timeout_s:
+        found = f"`{place}: {deadline_s:g}` with `reward.timeout_s: {reward.timeout_s:g}`"
+        where, remedy = origins.where((*key, "deadline_s")), f"raise `reward.timeout_s`, or lower `{place}`"
         yield Problem(Severity.ERROR, where, found, "a deadline that ends before the call is killed", remedy)
+
+
+def _crowded(reward: RewardConfig, backend: BackendReward, key: KeyPath, origins: Origins) -> Iterator[Problem]:
     if backend.concurrency is not None and backend.concurrency < reward.processes:
-        found = f"`{place}.concurrency: {backend.concurrency}` with {reward.processes} hook processes"
+        found = f"`{dotted(key)}.concurrency: {backend.concurrency}` with {reward.processes} hook processes"
         remedy = "lower `reward.workers` or `reward.count`, and raise `reward.concurrency` instead"
         where = origins.where((*key, "concurrency"))
         yield Problem(Severity.ERROR, where, found, "at least one request for each hook process", remedy)

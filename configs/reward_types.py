@@ -136,6 +136,27 @@ class RemoteReward(BackendReward):
     key: str = "score"
 
 
+class CodeReward(Section):
+    """The answer's program against tests, each run in a sandbox of its own (bubblewrap)."""
+
+    python: str = Field(default="/usr/bin/python3", pattern=r"^/usr/")
+    """Only /usr is seen inside, read-only."""
+    partial: bool = False
+    """The share of tests passed, instead of 1 for all and else 0."""
+    compare: Literal["lines", "tokens"] = "lines"
+    """Outputs are equal line by line but for blanks at their ends, or word by word."""
+    timeout_s: Seconds = 5.0
+    """For one test."""
+    deadline_s: Seconds = 25.0
+    """For all tests of an answer, below `reward.timeout_s`; those that did not run by then have failed."""
+    memory_mib: Count = 512
+    """Address space of one process inside."""
+    processes: Count = 16
+    disk_mib: Count = 32
+    """All files together, in memory."""
+    output_kib: Count = 256
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "math": MathReward,
     "deepscaler": DeepscalerReward,
@@ -147,6 +168,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "format": FormatReward,
     "ifbench": IfbenchReward,
     "remote_rm": RemoteReward,
+    "code": CodeReward,
 }
 ALIASES: Final = {"remote": "remote_rm", "gpqa": "choice", "multiple_choice": "choice"}
 SELF_CONTAINED: Final = frozenset({"math", "deepscaler", "dapo", "exact", "f1", "choice", "format", "ifbench"})

@@ -20,7 +20,7 @@ from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.reward.errors import HookTimeoutError
 from physarum.actors.reward.frames import Limits
 from physarum.actors.reward.pool import Pool
-from physarum.actors.reward.scorer import scorer_of
+from physarum.actors.reward.scorer import check_sandbox, scorer_of
 from physarum.actors.reward.values import apply_reward
 from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
@@ -69,6 +69,7 @@ class RewardActor(Actor):
         if scorer is None:
             yield None
             return
+        await check_sandbox(reward)
         memory = reward.memory_mib << 20 if reward.memory_mib is not None else None
         limits = Limits(timeout_s=reward.timeout_s, concurrency=reward.concurrency, memory_bytes=memory)
         async with Pool(scorer.hook, scorer.args, reward.workers, limits).open() as pool:

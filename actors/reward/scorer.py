@@ -7,11 +7,14 @@ from typing import NamedTuple
 import orjson
 
 from physarum.actors.context import RunFolder
+from physarum.actors.errors import UnrecoverableError
 from physarum.agents.rewards.custom import HOOK as CUSTOM_HOOK
+from physarum.agents.rewards.errors import SandboxError
+from physarum.agents.rewards.sandbox import Sandbox
 from physarum.agents.rewards.scoring import HOOK
 from physarum.configs.reward import RewardConfig
-from physarum.configs.reward_rules import read_options
-from physarum.configs.reward_types import BackendReward
+from physarum.configs.reward_rules import given_options, read_options
+from physarum.configs.reward_types import BackendReward, CodeReward
 from physarum.configs.types import Arguments
 
 
@@ -48,3 +51,12 @@ def _share(name: str, args: Arguments, processes: int) -> Arguments:
     if options.concurrency is not None:
         shared["concurrency"] = options.concurrency // processes
     return shared
+
+
+async def check_sandbox(reward: RewardConfig) -> None:
+    """Runs a program in the sandbox that answers would run in. Raises UnrecoverableError where that is not possible here."""
+    for _, options in given_options(reward, CodeReward):
+        try:
+            await Sandbox(options).probe()
+        except SandboxError as error:
+            raise UnrecoverableError(str(error)) from error

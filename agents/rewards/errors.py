@@ -23,3 +23,7 @@ class BackendUnavailableError(BackendError):
 
 class BackendReplyError(BackendError):
     """The service answered 200 with something that is no score."""
+
+
+class SandboxError(AgentError):
+    """The sandbox itself did not start: the program was never run, so nothing is said about it."""

@@ -40,6 +40,7 @@ _FUNCTIONS: Final = {
     "format": "patterns.score_format",
     "ifbench": "instructions.score_instructions",
     "remote_rm": "remote.score_remote",
+    "code": "code.score_code",
 }
 
 Scorer = Callable[[Answer, Any], Any]
