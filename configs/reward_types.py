@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from physarum.configs.suggest import nearest
-from physarum.configs.types import Count, HttpUrl, Natural, Seconds, Section, VariableName, refuse
+from physarum.configs.types import Arguments, Count, HttpUrl, Natural, Seconds, Section, VariableName, refuse
 
 
 def _compiles(value: object) -> object:
@@ -136,6 +136,49 @@ class RemoteReward(BackendReward):
     key: str = "score"
 
 
+def _of_judge(value: object) -> object:
+    """A pattern with one group, which holds the score."""
+    import regex
+
+    groups = regex.compile(str(value)).groups
+    if groups != 1:
+        raise refuse("a pattern with one group, around the score", "write it with one `(...)`", f"{groups} groups")
+    return value
+
+
+class ChatReward(BackendReward):
+    """A model behind OpenAI's chat completions, as SGLang serves it at `url`/v1/chat/completions."""
+
+    model: str = "default"
+    system: str | None = None
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    max_tokens: Count = 512
+    extra: Arguments = Field(default_factory=dict)
+    """Further fields of the request, e.g. `chat_template_kwargs`."""
+
+
+class JudgeReward(ChatReward):
+    """A judge that gives one answer a score. `{{prompt}}`, `{{response}}` and `{{label}}` in the template are filled in."""
+
+    template: str = (
+        "Rate how well the response answers the prompt, from 0 (useless) to 10 (perfect).\n\n[Prompt]\n{{prompt}}\n\n"
+        "[Response]\n{{response}}\n\nThink briefly, then end with a line `Score: N`."
+    )
+    pattern: Annotated[str, BeforeValidator(_of_judge), BeforeValidator(_compiles)] = (
+        r"(?i)score[\s*_]{0,4}[:=][\s*_]{0,4}(-?\d+(?:\.\d+)?)"
+    )
+    """The last match in the judge's answer is its score."""
+    low: float = 0.0
+    high: float = 10.0
+    """Scores between `low` and `high` become 0 to 1; one outside is no score."""
+
+    @model_validator(mode="after")
+    def _range(self) -> JudgeReward:
+        if self.low >= self.high:
+            raise refuse("`low` below `high`", "correct one of them", f"`low: {self.low:g}` and `high: {self.high:g}`")
+        return self
+
+
 class CodeReward(Section):
     """The answer's program against tests, each run in a sandbox of its own (bubblewrap)."""
 
@@ -169,6 +212,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "ifbench": IfbenchReward,
     "remote_rm": RemoteReward,
     "code": CodeReward,
+    "judge": JudgeReward,
 }
 ALIASES: Final = {"remote": "remote_rm", "gpqa": "choice", "multiple_choice": "choice"}
 SELF_CONTAINED: Final = frozenset({"math", "deepscaler", "dapo", "exact", "f1", "choice", "format", "ifbench"})

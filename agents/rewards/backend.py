@@ -4,9 +4,9 @@
                                                                   | timeout, lost connection, 5xx: back off, at most `attempts`
                                                                   +- 4xx, redirect: BackendRefusedError, never again
 
-Invariant: each `post` ends within `deadline_s`, and nothing but the cache is left behind. What is cached are replies of
-status 200, by the blake2b digest of address and body, the oldest use dropped first; never a failure. Secrets come from the
-environment, and are in no message.
+Invariant: each `post` ends within `deadline_s`, and nothing but the cache is left behind. What is cached are the scores
+read from replies, by the blake2b digest of address and body, the oldest use dropped first; never a failure. Secrets come
+from the environment, and are in no message.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import random
 from collections import OrderedDict
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -47,25 +48,26 @@ class Pace:
 
 
 class Replies:
-    """The last `entries` replies by what was asked."""
+    """The last `entries` scores by what was asked."""
 
     def __init__(self, entries: int) -> None:
         self._entries = entries
-        self._kept: OrderedDict[bytes, Any] = OrderedDict()
+        self._kept: OrderedDict[bytes, float | None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, key: bytes) -> Any:
-        """None where it is not kept."""
-        if key not in self._kept:
-            return None
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._kept
+
+    def get(self, key: bytes) -> float | None:
+        """Raises KeyError where it is not kept."""
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def put(self, key: bytes, reply: Any) -> None:
+    def put(self, key: bytes, score: float | None) -> None:
         if self._entries:
-            self._kept[key] = reply
+            self._kept[key] = score
             self._kept.move_to_end(key)
         while len(self._kept) > self._entries:
             self._kept.popitem(last=False)
@@ -88,17 +90,20 @@ class Backend:
         self._session: aiohttp.ClientSession | None = None
         self.replies = Replies(options.cache_entries)
 
-    async def post(self, question: dict[str, Any], path: str = "") -> Any:
-        """The JSON that the service answers to `question`. Raises BackendRefusedError, BackendUnavailableError (attempts or
-        deadline used up) or BackendReplyError (no JSON, or too much)."""
+    async def post(self, question: dict[str, Any], read: Callable[[Any], float | None], path: str = "") -> float | None:
+        """What `read` makes of the JSON that the service answers to `question`; only what it could read is remembered.
+
+        Raises BackendRefusedError, BackendUnavailableError (attempts or deadline used up), BackendReplyError (no JSON, or too
+        much), and what `read` raises.
+        """
         url = f"{self._options.url.rstrip('/')}{path}" if path else self._options.url
         body = orjson.dumps(question, option=orjson.OPT_SORT_KEYS)
         key = hashlib.blake2b(url.encode() + b"\0" + body, digest_size=16).digest()
-        if (kept := self.replies.get(key)) is not None:
-            return kept
-        reply = await self._tried(url, body)
-        self.replies.put(key, reply)
-        return reply
+        if key in self.replies:
+            return self.replies.get(key)
+        score = read(await self._tried(url, body))
+        self.replies.put(key, score)
+        return score
 
     async def close(self) -> None:
         if self._session is not None:
@@ -166,3 +171,14 @@ class Backend:
     def _shown(self, text: str) -> str:
         shown = " ".join(text[:_SHOWN].split())
         return shown if self._token is None else shown.replace(self._token, "***")
+
+
+_OPEN: Final[dict[str, Backend]] = {}
+
+
+def backend_for(options: BackendReward) -> Backend:
+    """The one backend of this process for these options: limits and cache hold over all its calls."""
+    key = f"{type(options).__name__} {options.model_dump_json()}"
+    if key not in _OPEN:
+        _OPEN[key] = Backend(options)
+    return _OPEN[key]

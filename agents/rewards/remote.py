@@ -6,14 +6,17 @@ import functools
 from typing import Any
 
 from physarum.agents.rewards.answer import Answer
-from physarum.agents.rewards.backend import Backend
+from physarum.agents.rewards.backend import backend_for
 from physarum.agents.rewards.errors import BackendReplyError
 from physarum.configs.reward_types import RemoteReward
 
 
-async def score_remote(answer: Answer, options: RemoteReward) -> float:
+async def score_remote(answer: Answer, options: RemoteReward) -> float | None:
     """Raises what Backend.post raises, and BackendReplyError for JSON without a number."""
-    reply = await _backend(options).post(question(answer, options))
+    return await backend_for(options).post(question(answer, options), functools.partial(_number, options))
+
+
+def _number(options: RemoteReward, reply: Any) -> float:
     value = reply.get(options.key) if isinstance(reply, dict) else reply
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BackendReplyError(
@@ -31,9 +34,3 @@ def question(answer: Answer, options: RemoteReward) -> dict[str, Any]:
         "metadata": answer.metadata,
     }
     return {name: known[name] for name in options.fields}
-
-
-@functools.cache
-def _backend(options: RemoteReward) -> Backend:
-    """One for each configured service, for the life of the hook process."""
-    return Backend(options)

@@ -41,6 +41,7 @@ _FUNCTIONS: Final = {
     "ifbench": "instructions.score_instructions",
     "remote_rm": "remote.score_remote",
     "code": "code.score_code",
+    "judge": "judge.score_judge",
 }
 
 Scorer = Callable[[Answer, Any], Any]

@@ -69,18 +69,18 @@ async def test_what_is_refused_is_never_asked_again(status: int) -> None:
     service = Service(lambda number: web.Response(status=status, text="", headers={"Location": "/elsewhere"}))
     async with backend(service) as one:
         with pytest.raises(BackendRefusedError, match=f"HTTP {status}"):
-            await one.post({"q": 1})
+            await one.post({"q": 1}, float)
     assert len(service.asked) == 1
 
 
 async def test_a_fault_of_the_service_is_asked_again_up_to_its_attempts() -> None:
     service = Service(lambda number: web.Response(status=503, text="busy") if number < 3 else web.json_response(2.5))
     async with backend(service, attempts=3) as one:
-        assert await one.post({"q": 1}) == 2.5
+        assert await one.post({"q": 1}, float) == 2.5
     failing = Service(lambda number: web.Response(status=500, text="broken"))
     async with backend(failing, attempts=3) as one:
         with pytest.raises(BackendUnavailableError, match=r"in 3 of 3 requests .*HTTP 500: broken"):
-            await one.post({"q": 1})
+            await one.post({"q": 1}, float)
     assert (len(service.asked), len(failing.asked)) == (3, 3)
 
 
@@ -89,14 +89,14 @@ async def test_a_service_that_never_answers_ends_at_the_deadline() -> None:
     service.gate.clear()
     async with backend(service, deadline_s=0.3, request_timeout_s=0.1, attempts=100) as one:
         with pytest.raises(BackendUnavailableError, match=r"and 0\.3 s"):
-            await one.post({"q": 1})
+            await one.post({"q": 1}, float)
         service.gate.set()
 
 
 async def test_nobody_listens() -> None:
     one = Backend(RemoteReward(url="http://127.0.0.1:9/score", attempts=2), random.Random(0))
     with pytest.raises(BackendUnavailableError, match="ClientConnectorError"):
-        await one.post({})
+        await one.post({}, float)
     await one.close()
 
 
@@ -104,7 +104,7 @@ async def test_no_more_requests_at_once_than_allowed() -> None:
     service = Service(always(1.0))
     service.gate.clear()
     async with backend(service, concurrency=2, cache_entries=0) as one, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one.post({"q": number})) for number in range(6)]
+        tasks = [group.create_task(one.post({"q": number}, float)) for number in range(6)]
         while service.now < 2:
             await asyncio.sleep(0)
         service.gate.set()
@@ -122,9 +122,9 @@ async def test_turns_are_evenly_spaced() -> None:
 async def test_a_turn_that_would_come_after_the_deadline_fails() -> None:
     service = Service(always(1.0))
     async with backend(service, rate_per_s=0.01, deadline_s=0.2) as one:
-        await one.post({"q": 1})
+        await one.post({"q": 1}, float)
         with pytest.raises(BackendUnavailableError):
-            await one.post({"q": 2})
+            await one.post({"q": 2}, float)
     assert len(service.asked) == 1
 
 
@@ -132,23 +132,23 @@ async def test_the_same_question_is_asked_once_and_a_failure_is_not_remembered()
     service = Service(lambda number: web.Response(status=403) if number == 1 else web.json_response(float(number)))
     async with backend(service) as one:
         with pytest.raises(BackendRefusedError):
-            await one.post({"a": 1, "b": 2})
-        assert await one.post({"a": 1, "b": 2}) == 2.0
-        assert await one.post({"b": 2, "a": 1}) == 2.0
-        assert await one.post({"a": 1, "b": 3}) == 3.0
+            await one.post({"a": 1, "b": 2}, float)
+        assert await one.post({"a": 1, "b": 2}, float) == 2.0
+        assert await one.post({"b": 2, "a": 1}, float) == 2.0
+        assert await one.post({"a": 1, "b": 3}, float) == 3.0
     assert len(service.asked) == 3
 
 
 def test_the_cache_is_bounded_and_drops_the_oldest_use() -> None:
     replies = Replies(2)
-    for key in (b"a", b"b"):
-        replies.put(key, key)
-    assert replies.get(b"a") == b"a"
-    replies.put(b"c", b"c")
-    assert (replies.get(b"b"), replies.get(b"a"), len(replies)) == (None, b"a", 2)
+    for score, key in enumerate((b"a", b"b")):
+        replies.put(key, float(score))
+    assert replies.get(b"a") == 0.0
+    replies.put(b"c", None)
+    assert (b"b" in replies, replies.get(b"a"), len(replies)) == (False, 0.0, 2)
     none = Replies(0)
-    none.put(b"a", 1)
-    assert none.get(b"a") is None
+    none.put(b"a", 1.0)
+    assert b"a" not in none
 
 
 async def test_the_token_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ async def test_the_token_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch
     service = Service(lambda number: web.Response(status=401, text="no such token: s3cr3t"))
     async with backend(service, token_env="JUDGE_TOKEN") as one:
         with pytest.raises(BackendRefusedError) as caught:
-            await one.post({})
+            await one.post({}, float)
     assert service.tokens == ["Bearer s3cr3t"]
     assert "s3cr3t" not in str(caught.value) and "***" in str(caught.value)
     monkeypatch.delenv("JUDGE_TOKEN")
@@ -167,11 +167,16 @@ async def test_the_token_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch
 async def test_what_is_no_score_is_named_and_a_flood_is_cut_off() -> None:
     async with backend(Service(lambda number: web.Response(text="<html>"))) as one:
         with pytest.raises(BackendReplyError, match="expected JSON"):
-            await one.post({})
+            await one.post({}, float)
+    async with backend(Service(always("a"))) as one:
+        for _ in range(2):  # what cannot be read is not remembered either
+            with pytest.raises(ValueError, match="could not convert"):
+                await one.post({}, float)
+        assert len(one.replies) == 0
     flood = Service(lambda number: web.Response(body=b"1" * 100_000))
     async with backend(flood, max_reply_bytes=1000) as one:
         with pytest.raises(BackendReplyError, match="more than max_reply_bytes = 1000"):
-            await one.post({})
+            await one.post({}, float)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +185,7 @@ async def test_what_is_no_score_is_named_and_a_flood_is_cut_off() -> None:
 )
 async def test_a_number_or_an_object_with_one(reply: Any, value: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     async with backend(Service(always(reply))) as one:
-        monkeypatch.setattr(remote, "_backend", lambda options: one)
+        monkeypatch.setattr(remote, "backend_for", lambda options: one)
         scored = score_remote(Answer(text="r", label="l", prompt="p"), RemoteReward(url="http://h"))
         if value is None:
             with pytest.raises(BackendReplyError, match="expected a number"):
