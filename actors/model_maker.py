@@ -180,6 +180,8 @@ def _hooks(config: RootConfig) -> list[Hook]:
     named = [config.source.hook, config.rollout.generate, config.reward.hook, config.reward.custom_rm]
     if config.evaluation is not None:
         named.append(config.evaluation.hook)
+    if config.reward.group is not None:
+        named.append(config.reward.group.hook)
     if config.model.factory is not None:
         named.append(config.model.factory.hook)
     return [hook for hook in named if hook is not None]

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from physarum.configs.evaluation import EvaluationConfig
 from physarum.configs.model import ModelConfig
 from physarum.configs.origin import KeyPath
-from physarum.configs.reward import RewardConfig
+from physarum.configs.reward import GroupRewardConfig, RewardConfig
 from physarum.configs.source import SourceConfig
 from physarum.configs.yaml_file import Layer
 
@@ -21,6 +21,7 @@ _ALTERNATIVES: dict[KeyPath, tuple[str, ...]] = {
     ("source",): SourceConfig.alternatives,
     ("evaluation",): EvaluationConfig.alternatives,
     ("reward",): RewardConfig.alternatives,
+    ("reward", "group"): GroupRewardConfig.alternatives,
 }
 _HOOK_KEYS = ("hook", "generate", "type", "custom_rm")
 

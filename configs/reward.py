@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from physarum.configs.hooks import Hook
 from physarum.configs.reward_types import canonical, remedy_for
-from physarum.configs.types import Arguments, Count, Devices, Environment, Natural, Seconds, Section, refuse
+from physarum.configs.types import (
+    Arguments,
+    Count,
+    Devices,
+    Environment,
+    Natural,
+    Seconds,
+    Section,
+    refuse,
+    require_exactly_one,
+)
 
 
 def _canonical(value: object) -> object:
@@ -22,6 +32,27 @@ def _canonical(value: object) -> object:
 
 
 RewardType = Annotated[str, BeforeValidator(_canonical)]
+
+
+class GroupRewardConfig(Section):
+    """Exactly one of `hook` and `type`: what scores the members of a group against each other."""
+
+    alternatives: ClassVar[tuple[str, ...]] = ("hook", "type")
+
+    hook: Hook | None = None
+    """Called `(executions, **args)`, sync or async; returns a list with one reward for each. They are a group's members in
+    their order; one whose reward was given by `reward` itself carries it."""
+    type: Literal["tournament"] | None = None
+    args: Arguments = Field(default_factory=dict)
+    timeout_s: Seconds = 300.0
+    """For one group."""
+    wait_s: Seconds = 900.0
+    """After the last member came; then the group is scored without those that did not come."""
+
+    @model_validator(mode="after")
+    def _one(self) -> GroupRewardConfig:
+        require_exactly_one(self, self.alternatives)
+        return self
 
 
 class RewardConfig(Section):
@@ -43,6 +74,8 @@ class RewardConfig(Section):
     args: Arguments = Field(default_factory=dict)
     row_types: dict[RewardType, Arguments] = Field(default_factory=dict)
     """With `type`: options of the types that rows name in `metadata.rm_type`."""
+    group: GroupRewardConfig | None = None
+    """Scores the groups of training executions; takes the place of what the other keys gave, which evaluations keep."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Of a reward's named parts in its sum; a part without one weighs 1."""
     workers: Count = 1

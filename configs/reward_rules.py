@@ -15,7 +15,7 @@ from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, Origins, dotted
 from physarum.configs.problems import schema_problems
 from physarum.configs.reward import RewardConfig
-from physarum.configs.reward_types import BackendReward, CodeReward, section_of
+from physarum.configs.reward_types import GROUP_SECTIONS, BackendReward, CodeReward, section_of
 from physarum.configs.types import Arguments, Section
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -29,11 +29,11 @@ def read_options(name: str, args_json: bytes) -> Section:
 def reward_problems(reward: RewardConfig, origins: Origins) -> list[Problem]:
     """Every option that its type refuses, with the line it was written in."""
     found: list[Problem] = []
-    for key, name, args in _given(reward):
+    for key, section, args in _given(reward):
         try:
-            options = read_options(name, orjson.dumps(args))
+            options = section.model_validate_json(orjson.dumps(args))
         except ValidationError as error:
-            found += schema_problems(error, section_of(name), origins, key)
+            found += schema_problems(error, section, origins, key)
             continue
         if isinstance(options, (BackendReward, CodeReward)):
             found += _late(reward, options.deadline_s, key, origins)
@@ -42,25 +42,29 @@ def reward_problems(reward: RewardConfig, origins: Origins) -> list[Problem]:
     return found
 
 
-def given_options(reward: RewardConfig, section: type[SectionT]) -> Iterator[tuple[KeyPath, SectionT]]:
+def given_options(reward: RewardConfig, kind: type[SectionT]) -> Iterator[tuple[KeyPath, SectionT]]:
     """The options of this kind in a checked configuration, and where each was written."""
-    for key, name, args in _given(reward):
-        if isinstance(options := read_options(name, orjson.dumps(args)), section):
+    for key, section, args in _given(reward):
+        if isinstance(options := section.model_validate_json(orjson.dumps(args)), kind):
             yield key, options
 
 
-def _given(reward: RewardConfig) -> Iterator[tuple[KeyPath, str, Arguments]]:
+def _given(reward: RewardConfig) -> Iterator[tuple[KeyPath, type[Section], Arguments]]:
     if reward.type is not None:
-        yield ("reward", "args"), reward.type, reward.args
+        yield ("reward", "args"), section_of(reward.type), reward.args
     for name, args in reward.row_types.items():
-        yield ("reward", "row_types", name), name, args
+        yield ("reward", "row_types", name), section_of(name), args
+    if reward.group is not None and reward.group.type is not None:
+        yield ("reward", "group", "args"), GROUP_SECTIONS[reward.group.type], reward.group.args
 
 
 def _late(reward: RewardConfig, deadline_s: float, key: KeyPath, origins: Origins) -> Iterator[Problem]:
-    place = f"{dotted(key)}.deadline_s"
-    if deadline_s >= reward.timeout_s:
-        found = f"`{place}: {deadline_s:g}` with `reward.timeout_s: {reward.timeout_s:g}`"
-        where, remedy = origins.where((*key, "deadline_s")), f"raise `reward.timeout_s`, or lower `{place}`"
+    place, limit, timeout_s = f"{dotted(key)}.deadline_s", "reward.timeout_s", reward.timeout_s
+    if reward.group is not None and key[1] == "group":
+        limit, timeout_s = "reward.group.timeout_s", reward.group.timeout_s
+    if deadline_s >= timeout_s:
+        found = f"`{place}: {deadline_s:g}` with `{limit}: {timeout_s:g}`"
+        where, remedy = origins.where((*key, "deadline_s")), f"raise `{limit}`, or lower `{place}`"
         yield Problem(Severity.ERROR, where, found, "a deadline that ends before the call is killed", remedy)
 
 

@@ -200,6 +200,34 @@ class CodeReward(Section):
     output_kib: Count = 256
 
 
+class TournamentReward(ChatReward):
+    """A judge that compares two answers to one prompt; the places of a tournament among a group's members are its rewards."""
+
+    format: Literal["anchor", "round_robin", "single_elimination", "double_elimination", "swiss"] = "swiss"
+    anchors: Natural | None = None
+    """Of `anchor` (3) and of the seeding round of the eliminations (1; 0: seeds by lot)."""
+    rounds: Count | None = None
+    """Of `swiss`; null: ceil(log2 members) + 2."""
+    both_orders: bool = True
+    """Ask twice, with the answers in either order: a judge that prefers the first one then prefers nobody."""
+    template: str = (
+        "Compare two responses to one prompt.\n\n[Prompt]\n{{prompt}}\n\n[Response A]\n{{response_a}}\n\n"
+        "[Response B]\n{{response_b}}\n\nThink briefly, then end with [[A]] if A is better, [[B]] if B is, [[C]] for a tie."
+    )
+    pattern: Annotated[str, BeforeValidator(_of_judge), BeforeValidator(_compiles)] = r"\[\[([ABC])\]\]"
+    """The last match is the verdict, `A`, `B` or `C`; without one the judge could not tell."""
+
+    @model_validator(mode="after")
+    def _of_the_format(self) -> TournamentReward:
+        if self.rounds is not None and self.format != "swiss":
+            raise refuse("`rounds` with `format: swiss`", "remove `rounds`", f"`rounds` with `format: {self.format}`")
+        if self.anchors is not None and self.format in ("swiss", "round_robin"):
+            raise refuse("a format with anchors", "remove `anchors`", f"`anchors` with `format: {self.format}`")
+        if self.anchors == 0 and self.format == "anchor":
+            raise refuse("at least 1 anchor", "raise `anchors`, or leave it out", "`anchors: 0` with `format: anchor`")
+        return self
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "math": MathReward,
     "deepscaler": DeepscalerReward,
@@ -214,6 +242,8 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "code": CodeReward,
     "judge": JudgeReward,
 }
+GROUP_SECTIONS: Final[dict[str, type[Section]]] = {"tournament": TournamentReward}
+"""`reward.group.type`."""
 ALIASES: Final = {"remote": "remote_rm", "gpqa": "choice", "multiple_choice": "choice"}
 SELF_CONTAINED: Final = frozenset({"math", "deepscaler", "dapo", "exact", "f1", "choice", "format", "ifbench"})
 """What a row may name (`metadata.rm_type`) without being listed in `reward.row_types`."""

@@ -36,7 +36,7 @@ def _objective(config: RootConfig) -> Iterator[_Finding]:
     objective = config.trainer.objective
     needed: list[tuple[KeyPath, object]] = [
         (("rollout", "generate"), config.rollout.generate),
-        (("reward", "hook"), config.reward.scores),
+        (("reward", "hook"), config.reward.scores or config.reward.group is not None),
     ]
     needed += [(("engines",), config.engines)] if objective == "rl" else []  # preferences may be given, and only scored
     for key, value in needed:

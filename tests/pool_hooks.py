@@ -37,3 +37,8 @@ async def by_prompt(execution: Execution) -> float:
         case "soon":
             await asyncio.sleep(0.05)
     return 1.0
+
+
+def by_length(executions: list[Execution]) -> list[float]:
+    """A group's hook: the longest answer is the best."""
+    return [float(len(one.samples[-1].token_ids)) for one in executions]

@@ -15,10 +15,10 @@ LENGTH: Final = struct.Struct("<I")
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """Score one execution; `body` is its wire form."""
+    """Score what `bodies` hold: executions in their wire form, one unless the hook scores groups."""
 
     number: int
-    body: bytes
+    bodies: list[bytes]
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -64,6 +64,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     concurrency: int = 1
     memory_bytes: int | None = None
+    grouped: bool = False
+    """The hook is given a list of executions."""
 
 
 Reply = Ready | Refused | Returned | Raised | Unusable | Overdue

@@ -88,10 +88,10 @@ class Pool:
         """Calls that keep every process busy; more would only wait here instead of at another worker."""
         return self._workers * self.depth
 
-    async def score(self, body: bytes) -> Any:
-        """The hook's value for one execution (its wire form). Raises HookFailedError or BadHookResultError."""
+    async def score(self, *bodies: bytes) -> Any:
+        """The hook's value for one execution, or a group of them (wire forms). Raises HookFailedError or BadHookResultError."""
         self._numbers += 1
-        one = _Waiting(Call(self._numbers, body))
+        one = _Waiting(Call(self._numbers, list(bodies)))
         self.waiting.put_nowait(one)
         return await one.result
 
@@ -145,7 +145,8 @@ class _Lane:
         return HookDiedError(f"the reward hook's process {ending} during the call")
 
     def _overdue(self, consequence: str) -> HookTimeoutError:
-        limit = f"reward.timeout_s = {self._pool.limits.timeout_s:g} s"
+        option = "reward.group.timeout_s" if self._pool.limits.grouped else "reward.timeout_s"
+        limit = f"{option} = {self._pool.limits.timeout_s:g} s"
         return HookTimeoutError(f"the reward hook did not return within {limit}; {consequence}")
 
     async def _serve(self, process: HookProcess) -> None:

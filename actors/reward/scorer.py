@@ -8,14 +8,16 @@ import orjson
 
 from physarum.actors.context import RunFolder
 from physarum.actors.errors import UnrecoverableError
+from physarum.actors.reward.frames import Limits
 from physarum.agents.rewards.custom import HOOK as CUSTOM_HOOK
 from physarum.agents.rewards.errors import SandboxError
 from physarum.agents.rewards.sandbox import Sandbox
 from physarum.agents.rewards.scoring import HOOK
-from physarum.configs.reward import RewardConfig
-from physarum.configs.reward_rules import given_options, read_options
-from physarum.configs.reward_types import BackendReward, CodeReward
-from physarum.configs.types import Arguments
+from physarum.agents.rewards.tournaments.judged import HOOK as TOURNAMENT_HOOK
+from physarum.configs.reward import GroupRewardConfig, RewardConfig
+from physarum.configs.reward_rules import given_options
+from physarum.configs.reward_types import GROUP_SECTIONS, BackendReward, CodeReward, section_of
+from physarum.configs.types import Arguments, Section
 
 
 class Scorer(NamedTuple):
@@ -35,14 +37,35 @@ def scorer_of(reward: RewardConfig, folder: RunFolder) -> Scorer | None:
         return Scorer(CUSTOM_HOOK, {**given, "folder": tokenizer})
     if reward.type is None:
         return None
-    rows: Arguments = {name: _share(name, args, reward.processes) for name, args in reward.row_types.items()}
-    args = _share(reward.type, reward.args, reward.processes)
+    rows: Arguments = {
+        name: _shared(section_of(name), args, reward.processes) for name, args in reward.row_types.items()
+    }
+    args = _shared(section_of(reward.type), reward.args, reward.processes)
     return Scorer(HOOK, {"name": reward.type, "args": args, "row_types": rows, "folder": tokenizer})
 
 
-def _share(name: str, args: Arguments, processes: int) -> Arguments:
+def group_scorer_of(group: GroupRewardConfig, workers: int, folder: RunFolder) -> Scorer:
+    """The hook `(executions, **args)` of the one process that scores groups."""
+    if group.hook is not None:
+        return Scorer(group.hook, group.args)
+    assert group.type is not None  # exactly one is set
+    shared = _shared(GROUP_SECTIONS[group.type], group.args, workers)
+    return Scorer(TOURNAMENT_HOOK, {"args": shared, "folder": str(folder.start_model)})
+
+
+def limits_of(reward: RewardConfig, group: GroupRewardConfig | None = None) -> Limits:
+    """Of a hook process, for executions or for groups."""
+    return Limits(
+        timeout_s=reward.timeout_s if group is None else group.timeout_s,
+        concurrency=reward.concurrency,
+        memory_bytes=None if reward.memory_mib is None else reward.memory_mib << 20,
+        grouped=group is not None,
+    )
+
+
+def _shared(section: type[Section], args: Arguments, processes: int) -> Arguments:
     """The options as each hook process gets them: its equal share of what the whole run may ask of a service."""
-    options = read_options(name, orjson.dumps(args))
+    options = section.model_validate_json(orjson.dumps(args))
     if not isinstance(options, BackendReward):
         return args
     shared = dict(args)

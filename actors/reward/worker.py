@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
             runner.run(serve_together(calls, replies, hook, args, limits))
             return 0
         while (body := _read(calls)) is not None:
-            _send(replies, answer(read_call(body), hook, args, runner))
+            _send(replies, answer(read_call(body), hook, args, limits, runner))
     return 0
 
 
@@ -84,19 +84,19 @@ async def serve_together(calls: BinaryIO, replies: BinaryIO, hook: Hook, args: d
             while True:
                 (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 call = read_call(await reader.readexactly(size))
-                group.create_task(_answer_one(call, replies, hook, args, limits.timeout_s))
+                group.create_task(_answer_one(call, replies, hook, args, limits))
 
 
-async def _answer_one(call: Call, replies: BinaryIO, hook: Hook, args: dict[str, Any], timeout_s: float) -> None:
-    _send(replies, await answer_in_time(call, hook, args, timeout_s))
+async def _answer_one(call: Call, replies: BinaryIO, hook: Hook, args: dict[str, Any], limits: Limits) -> None:
+    _send(replies, await answer_in_time(call, hook, args, limits))
 
 
-async def answer_in_time(call: Call, hook: Hook, args: dict[str, Any], timeout_s: float) -> Reply:
+async def answer_in_time(call: Call, hook: Hook, args: dict[str, Any], limits: Limits) -> Reply:
     """As `answer`, beside other calls; one that waits for longer than its deadline is cancelled."""
-    deadline = asyncio.timeout(timeout_s)
+    deadline = asyncio.timeout(limits.timeout_s)
     try:
         async with deadline:
-            value = hook(decode(call.body, Execution), **args)
+            value = hook(_subject(call, limits), **args)
             if inspect.isawaitable(value):
                 value = await value
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
@@ -104,15 +104,21 @@ async def answer_in_time(call: Call, hook: Hook, args: dict[str, Any], timeout_s
     return _returned(call.number, value)
 
 
-def answer(call: Call, hook: Hook, args: dict[str, Any], runner: asyncio.Runner) -> Reply:
+def answer(call: Call, hook: Hook, args: dict[str, Any], limits: Limits, runner: asyncio.Runner) -> Reply:
     """One call; every outcome short of the process's end is a reply."""
     try:
-        value = hook(decode(call.body, Execution), **args)
+        value = hook(_subject(call, limits), **args)
         if inspect.isawaitable(value):
             value = runner.run(_awaited(value))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
         return Raised(call.number, describe(error))
     return _returned(call.number, value)
+
+
+def _subject(call: Call, limits: Limits) -> Execution | list[Execution]:
+    """What the hook is called with."""
+    executions = [decode(body, Execution) for body in call.bodies]
+    return executions if limits.grouped else executions[0]
 
 
 def _returned(number: int, value: Any) -> Reply:

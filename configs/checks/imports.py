@@ -6,6 +6,7 @@
 | source.curriculum.hook | (seed, **args) | a Curriculum |
 | rollout.generate | async (task, client, **args) | samples |
 | reward.hook | (execution, **args), sync or async (async with reward.concurrency > 1) | a reward |
+| reward.group.hook | (executions, **args), likewise | a list of rewards |
 | reward.custom_rm | async (args, sample) or (args, samples) | a reward, or a list of them |
 | model.factory.hook | (folder, **args) | nothing: it fills the folder |
 | trainer.algorithm.advantage | (batch, **hook_args) | advantages [T] |
@@ -72,6 +73,9 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
     reward = config.reward
     together = reward.concurrency > 1  # in one event loop
     yield _Use(("reward", "hook"), reward.hook, ("execution",), reward.args, is_async=together)
+    if reward.group is not None:
+        grouped = reward.group
+        yield _Use(("reward", "group", "hook"), grouped.hook, ("executions",), grouped.args, is_async=together)
     yield _Use(("reward", "custom_rm"), reward.custom_rm, ("args", "sample"), {}, is_async=True)
     if source.curriculum is not None:
         chosen = source.curriculum

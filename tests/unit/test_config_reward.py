@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from physarum.actors.context import RunFolder
-from physarum.actors.reward.scorer import scorer_of
+from physarum.actors.reward.scorer import group_scorer_of, limits_of, scorer_of
 from physarum.agents.rewards import scoring
 from physarum.configs.checks.host import check_secrets
 from physarum.configs.checks.imports import check_hooks
@@ -73,6 +73,17 @@ def test_slimes_names_are_accepted(tmp_path: Path, written: str, means: str) -> 
         (
             "type: remote_rm\nargs: {url: 'http://h', deadline_s: 30}",
             ["c.yaml:10: reward.args.deadline_s", "`reward.timeout_s: 30`", "before the call is killed"],
+        ),
+        ("group: {}", ["exactly one of `hook`, `type`", "none of them"]),
+        ("group: {type: tournament, args: {url: 'http://h', format: swis}}", ["reward.group.args.format", "'swiss'"]),
+        ("group: {type: tournament}", ["add `reward.group.args.url`"]),
+        (
+            "group: {type: tournament, args: {url: 'http://h', format: anchor, rounds: 3}}",
+            ["`rounds` with `format: anchor`", "remove `rounds`"],
+        ),
+        (
+            "group: {type: tournament, timeout_s: 20, args: {url: 'http://h'}}",
+            ["`reward.group.args.deadline_s: 25` with `reward.group.timeout_s: 20`"],
         ),
         (
             "type: remote_rm\ncount: 2\nworkers: 2\nargs: {url: 'http://h', concurrency: 3}",
@@ -140,6 +151,19 @@ def test_a_function_of_slimes_is_anchored_and_checked(tmp_path: Path) -> None:
         ]
         assert len(found) == len(words)
         assert all(word in one for word, one in zip(words, found, strict=True))
+
+
+def test_a_groups_reward_may_stand_alone_or_beside_ones_own(tmp_path: Path) -> None:
+    written = "workers: 2\ngroup: {type: tournament, args: {url: 'http://h', concurrency: 8}}"
+    reward = load(tmp_path, written).reward
+    assert reward.group is not None and not reward.scores and scorer_of(reward, RunFolder(tmp_path)) is None
+    scorer = group_scorer_of(reward.group, reward.workers, RunFolder(tmp_path))
+    assert scorer.args == {"args": {"url": "http://h", "concurrency": 4}, "folder": f"{tmp_path}/start_model"}
+    limits = limits_of(reward, reward.group)
+    assert (limits.grouped, limits.timeout_s) == (True, 300.0)
+    own = load(tmp_path, f"type: math\n{written}", "reward.group.hook=./g.py:g").reward
+    assert own.group is not None and own.scores
+    assert (own.group.type, own.group.hook, own.group.args) == (None, f"{Path.cwd()}/g.py:g", {})
 
 
 def test_a_token_that_is_not_in_the_environment_is_found_before_the_start(tmp_path: Path) -> None:

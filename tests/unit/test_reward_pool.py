@@ -79,6 +79,11 @@ async def test_one_call_at_a_time_charges_only_the_running_one() -> None:
     assert isinstance(blocked, HookTimeoutError)
 
 
+async def test_a_groups_hook_is_given_all_its_executions() -> None:
+    async with pool("by_length", Limits(timeout_s=30, grouped=True)) as opened:
+        assert await opened.score(body("a"), body("b"), body("c")) == [2.0, 2.0, 2.0]
+
+
 async def test_a_hook_that_floods_memory_gets_an_error_and_its_process_goes_on() -> None:
     async with pool("by_prompt", Limits(timeout_s=30, memory_bytes=4 << 30)) as opened:
         flooded, fine = await scores(opened, "flood", "soon")
