@@ -158,7 +158,8 @@ class ChatReward(BackendReward):
 
 
 class JudgeReward(ChatReward):
-    """A judge that gives one answer a score. `{{prompt}}`, `{{response}}` and `{{label}}` in the template are filled in."""
+    """A judge that gives one answer a score. Filled into its template are `{{prompt}}`, `{{response}}`, `{{label}}` and
+    `{{transcript}}` (the whole sample, tools included)."""
 
     template: str = (
         "Rate how well the response answers the prompt, from 0 (useless) to 10 (perfect).\n\n[Prompt]\n{{prompt}}\n\n"

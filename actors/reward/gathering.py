@@ -44,8 +44,10 @@ class Gathering(Generic[MemberT]):
     def __init__(self) -> None:
         self._open: dict[str, Gathered[MemberT]] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
+    @property
+    def waiting(self) -> int:
+        """Members that were added and not handed out."""
+        return sum(len(several) for group in self._open.values() for several in group.members.values())
 
     def add(self, task: Task, member: MemberT) -> Gathered[MemberT] | None:
         """The group, once `member` completes it; it is then handed out."""

@@ -89,6 +89,7 @@ class GroupWork:
         task = execution.task
         own = encode(execution) if self._actor.config.reward.scores else body
         group = self._gathering.add(task, Member(delivery, execution, own))
+        self._actor.numbers["waiting"] = self._gathering.waiting
         if (clock := self._clocks.pop(task.group, None)) is not None:
             clock.cancel()
         if group is not None:

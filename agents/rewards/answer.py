@@ -5,7 +5,7 @@ Invariant: nothing that the environment said is ever part of the text, so a tool
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,13 +20,15 @@ from physarum.bus.records import Execution, Sample
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text` as the policy wrote it, without the tokens that end a turn; `task` names the row in messages."""
+    """`text` as the policy wrote it, without the tokens that end a turn; `task` names the row in messages; `transcript()` is
+    the whole sample as text, prompt, tools and special tokens included."""
 
     text: str
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     prompt: Any = None
     task: str = ""
+    transcript: Callable[[], str] = field(default=str, repr=False, compare=False)
 
     def with_text(self, text: str) -> Answer:
         return replace(self, text=text)
@@ -47,7 +49,14 @@ def answer_of(execution: Execution, tokenizer: FolderTokenizer) -> Answer:
     sample, task = execution.samples[-1], execution.task
     given = sample.outputs.get("response")
     text = given if isinstance(given, str) else last_turn(sample, tokenizer)
-    return Answer(text=text, label=task.label, metadata=task.metadata, prompt=task.prompt, task=task.id)
+    return Answer(
+        text=text,
+        label=task.label,
+        metadata=task.metadata,
+        prompt=task.prompt,
+        task=task.id,
+        transcript=lambda: tokenizer.decode(sample.token_ids),
+    )
 
 
 def last_turn(sample: Sample, tokenizer: FolderTokenizer) -> str:

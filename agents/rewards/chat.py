@@ -26,7 +26,9 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 def readable(value: Any) -> str:
-    """Chat messages as `role: content`, one a paragraph; everything else as text."""
+    """Chat messages as `role: content`, one a paragraph; what is a function is called; everything else as text."""
+    if callable(value):
+        return str(value())
     if isinstance(value, list) and value and all(isinstance(one, dict) and "content" in one for one in value):
         return "\n\n".join(f"{one.get('role', 'user')}: {one['content']}" for one in value)
     return "" if value is None else str(value)

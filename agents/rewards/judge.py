@@ -1,4 +1,4 @@
-"""`judge`: a model reads prompt, response and label, and its answer holds a score.
+"""`judge`: a model reads prompt, response, label or the whole transcript, and its answer holds a score.
 
 Invariant: a judge that gives no score, or one outside its range, has not judged: the try has failed, and nothing is scored 0
 or remembered.
@@ -23,7 +23,8 @@ _MATCH_S = 1.0
 
 async def score_judge(answer: Answer, options: JudgeReward) -> float | None:
     """In [0, 1]. Raises what Backend.post raises, and BackendReplyError for an answer without a score."""
-    values = {"prompt": answer.prompt, "response": answer.text, "label": answer.label}
+    values: dict[str, Any] = {"prompt": answer.prompt, "response": answer.text, "label": answer.label}
+    values["transcript"] = answer.transcript
     question = completion(options, filled(options.template, values))
     return await backend_for(options).post(question, functools.partial(_score, options), PATH)
 

@@ -20,7 +20,7 @@ def test_a_group_is_handed_out_when_its_last_member_comes_in_the_members_order()
     assert gathering.add(task("a", 0), "a") is None
     group = gathering.add(task("a", 1), "b")
     assert group is not None and group.compared == ["a", "b", "c"] and list(group.doubles) == []
-    assert len(gathering) == 1
+    assert gathering.waiting == 1
 
 
 def test_a_task_that_was_executed_twice_is_compared_once() -> None:

@@ -11,12 +11,19 @@ import pytest
 from aiohttp import web
 
 from physarum.agents.rewards.answer import Answer
+from physarum.agents.rewards.backend import backend_for
 from physarum.agents.rewards.chat import filled
 from physarum.agents.rewards.errors import BackendReplyError, RewardError
 from physarum.agents.rewards.judge import score_judge
 from physarum.configs.reward_types import JudgeReward
 
-ANSWER = Answer(text="it is {{label}}", prompt=[{"role": "user", "content": "2+2?"}], label="4", task="t")
+ANSWER = Answer(
+    text="it is {{label}}",
+    prompt=[{"role": "user", "content": "2+2?"}],
+    label="4",
+    task="t",
+    transcript=lambda: "all",
+)
 
 
 @asynccontextmanager
@@ -35,20 +42,22 @@ async def judge(*says: str, **options: Any) -> AsyncIterator[tuple[JudgeReward, 
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
+    made = JudgeReward(url=f"http://127.0.0.1:{runner.addresses[0][1]}", **options)
     try:
-        yield JudgeReward(url=f"http://127.0.0.1:{runner.addresses[0][1]}", **options), asked
+        yield made, asked
     finally:
+        await backend_for(made).close()
         await runner.cleanup()
 
 
 async def test_the_question_holds_prompt_response_and_label_as_they_are() -> None:
-    template = "{{prompt}}|{{response}}|{{label}}"
+    template = "{{prompt}}|{{response}}|{{label}}|{{transcript}}"
     async with judge("Score: 7", template=template, system="Be fair.", extra={"seed": 1}) as (options, asked):
         assert await score_judge(ANSWER, options) == 0.7
     (body,) = asked
     assert body["messages"] == [
         {"role": "system", "content": "Be fair."},
-        {"role": "user", "content": "user: 2+2?|it is {{label}}|4"},  # what an answer says is no place
+        {"role": "user", "content": "user: 2+2?|it is {{label}}|4|all"},  # what an answer says is no place
     ]
     assert (body["temperature"], body["max_tokens"], body["seed"], body["model"]) == (0.0, 512, 1, "default")
 

@@ -58,6 +58,11 @@ def test_the_last_turn_of_the_policy_is_judged(folder: Path, turns: list[str], t
     assert answer_of(made, FolderTokenizer(folder)).text == text
 
 
+def test_a_judge_may_read_the_whole_history(folder: Path) -> None:
+    made = execution(folder, "call", "12<|im_end|>", tool="|99|")
+    assert answer_of(made, FolderTokenizer(folder)).transcript() == "qcall|99|12<|im_end|>"
+
+
 def test_an_episode_may_say_itself_what_its_answer_was(folder: Path) -> None:
     assert answer_of(execution(folder, "raw", response="said"), FolderTokenizer(folder)).text == "said"
 

@@ -56,6 +56,8 @@ def asked(answers: list[Answer], options: TournamentReward, backend: Backend) ->
             "label": first.label,
             "response_a": first.text,
             "response_b": second.text,
+            "transcript_a": first.transcript,
+            "transcript_b": second.transcript,
         }
         question = completion(options, filled(options.template, values))
         return await backend.post(question, functools.partial(verdict, options), PATH)
