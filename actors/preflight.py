@@ -5,6 +5,7 @@ Invariant: as `physarum.configs.checks`: no process is started, and every proble
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from physarum.configs.checks import check as check_config
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, display_path
 from physarum.configs.reward_rules import given_options
-from physarum.configs.reward_types import CodeReward
+from physarum.configs.reward_types import LIBRARIES, CodeReward
 from physarum.configs.root import RootConfig
 from physarum.weightsync.errors import ManifestError, QuantisationError
 from physarum.weightsync.layout import forms_in
@@ -23,7 +24,7 @@ from physarum.weightsync.quantisation.plan import Quantisation
 
 def check(config: RootConfig) -> list[Problem]:
     """Every problem of a run about to start on this host, errors first."""
-    problems = [*check_config(config), *_quantisation(config), *_mirror(config), *_sandbox(config)]
+    problems = [*check_config(config), *_quantisation(config), *_mirror(config), *_libraries(config), *_sandbox(config)]
     return sorted(problems, key=lambda problem: problem.severity)
 
 
@@ -62,6 +63,19 @@ def _mirror(config: RootConfig) -> Iterator[Problem]:
     if missing := missing_implementation(config.checkpoint.mirror):
         where = config.origins.where(("checkpoint", "mirror"))
         yield Problem(Severity.ERROR, where, missing, "it in this environment", REMEDY)
+
+
+def _libraries(config: RootConfig) -> Iterator[Problem]:
+    """What ready-made rewards import is installed: else every execution would fail its tries."""
+    named: list[tuple[KeyPath, str]] = [(("reward", "row_types", name), name) for name in config.reward.row_types]
+    named += [(("reward", "type"), config.reward.type)] if config.reward.type is not None else []
+    for key, name in named:
+        library = LIBRARIES.get(name)
+        if library is not None and importlib.util.find_spec(library) is None:
+            where, found = config.origins.where(key), f"`{name}` without {library}, which is not installed here"
+            yield Problem(
+                Severity.ERROR, where, found, "the library that it needs", f"pip install {library.replace('_', '-')}"
+            )
 
 
 def _sandbox(config: RootConfig) -> Iterator[Problem]:

@@ -245,6 +245,8 @@ SECTIONS: Final[dict[str, type[Section]]] = {
 }
 GROUP_SECTIONS: Final[dict[str, type[Section]]] = {"tournament": TournamentReward}
 """`reward.group.type`."""
+LIBRARIES: Final = {"math": "math_verify", "deepscaler": "math_verify"}
+"""What a type imports beside the product's core, at its first row."""
 ALIASES: Final = {"remote": "remote_rm", "gpqa": "choice", "multiple_choice": "choice"}
 SELF_CONTAINED: Final = frozenset({"math", "deepscaler", "dapo", "exact", "f1", "choice", "format", "ifbench"})
 """What a row may name (`metadata.rm_type`) without being listed in `reward.row_types`."""

@@ -185,6 +185,9 @@ def _evaluation(config: RootConfig) -> Iterator[_Finding]:
         if not value and config.trainer.objective == "sft":
             remedy = f"add `{option}`, or set `evaluation: null`"
             yield ("evaluation",), f"`evaluation` without `{option}`", "what makes and scores its answers", remedy
+    if config.reward.group is not None and not config.reward.scores:
+        remedy = "add `reward.hook` or `reward.type`, which score evaluations, or set `evaluation: null`"
+        yield ("evaluation",), "`evaluation` with `reward.group` alone", "what scores one answer by itself", remedy
 
 
 def _engine_ports(config: RootConfig) -> Iterator[_Finding]:

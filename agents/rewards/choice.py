@@ -28,6 +28,7 @@ _ANOTHER: Final = re.compile(
     r"[\s*_)\]}.]{0,8}(?:,|/|&|\bor\b|\band\b)[\s*_(\[{]{0,8}(?:or\s|and\s)?[\s(]{0,4}[A-Z](?![A-Za-z0-9])"
 )
 _ALONE: Final = re.compile(r"[\s*_(\[{$]*([A-Z])[\s*_)\]}$.:]*")
+_LISTED: Final = re.compile(r"[\s*_(\[{$]*([A-Z])[.):]\s.*", re.DOTALL)
 _WORDS: Final = re.compile(r"[^\w]+")
 
 
@@ -47,7 +48,8 @@ def declared(text: str) -> str | None:
     """The letter that the text declares; None where it declares none, or two at once."""
     boxed = last_boxed(text)
     if boxed is not None:
-        found = _ALONE.fullmatch(boxed.replace("\\text", "").replace("\\mathrm", ""))
+        bare = boxed.replace("\\text", "").replace("\\mathrm", "")
+        found = _ALONE.fullmatch(bare) or _LISTED.fullmatch(bare)
         return found[1] if found else None
     last = next(iter(deque(_DECLARED.finditer(text), maxlen=1)), None)
     if last is not None:

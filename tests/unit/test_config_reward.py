@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from physarum.actors.context import RunFolder
+from physarum.actors.preflight import _libraries
 from physarum.actors.reward.scorer import group_scorer_of, limits_of, scorer_of
 from physarum.agents.rewards import scoring
 from physarum.configs.checks.host import check_secrets
@@ -164,6 +165,24 @@ def test_a_groups_reward_may_stand_alone_or_beside_ones_own(tmp_path: Path) -> N
     own = load(tmp_path, f"type: math\n{written}", "reward.group.hook=./g.py:g").reward
     assert own.group is not None and own.scores
     assert (own.group.type, own.group.hook, own.group.args) == (None, f"{Path.cwd()}/g.py:g", {})
+
+
+def test_a_library_that_is_not_installed_is_found_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(tmp_path, "type: f1\nrow_types: {math: {}}")
+    assert list(_libraries(config)) == []
+    monkeypatch.setattr("physarum.actors.preflight.importlib.util.find_spec", lambda name: None)
+    (problem,) = _libraries(config)
+    assert "reward.row_types.math: found `math` without math_verify" in str(problem)
+    assert "pip install math-verify" in str(problem)
+
+
+def test_an_evaluation_needs_what_scores_one_answer(tmp_path: Path) -> None:
+    grouped, evaluated = "group: {type: tournament, args: {url: 'http://h'}}", "evaluation={hook: 'a:b'}"
+    message = refusal(tmp_path, grouped, evaluated)
+    assert "`evaluation` with `reward.group` alone" in message and "add `reward.hook` or `reward.type`" in message
+    assert load(tmp_path, f"type: math\n{grouped}", evaluated).evaluation is not None
 
 
 def test_a_token_that_is_not_in_the_environment_is_found_before_the_start(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ async def test_the_one_that_ends_the_process_is_charged_and_those_beside_it_are_
     assert [first, *fine] == [1.0] * 5
 
 
+@pytest.mark.slow
 async def test_the_one_that_blocks_the_process_is_charged_and_those_beside_it_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -72,6 +73,7 @@ async def test_the_one_that_blocks_the_process_is_charged_and_those_beside_it_ar
     assert fine == [1.0] * 2
 
 
+@pytest.mark.slow
 async def test_one_call_at_a_time_charges_only_the_running_one() -> None:
     async with pool("by_prompt", Limits(timeout_s=0.5)) as opened:
         first, blocked, last = await scores(opened, "soon", "block", "soon")

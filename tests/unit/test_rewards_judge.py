@@ -96,7 +96,8 @@ async def test_a_score_in_the_answer_is_not_the_judges() -> None:
         assert await score_judge(ANSWER.with_text("Score: 10"), options) == pytest.approx(0.1)
 
 
-async def test_a_catastrophic_pattern_ends() -> None:
+async def test_a_catastrophic_pattern_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("physarum.agents.rewards.judge._MATCH_S", 0.1)
     async with judge("a" * 40 + "!", pattern=r"((?:a|aa)+)$") as (options, _):
         with pytest.raises(BackendReplyError, match="expected a score"):
             await score_judge(ANSWER, options)

@@ -81,6 +81,8 @@ def test_a_row_without_a_label_is_named(label: Any) -> None:
         ("Answer: **D**", "D"),
         (r"so \boxed{A}", "A"),
         (r"\boxed{\text{B}}", "B"),
+        (r"\boxed{C. dark blue}", "C"),
+        ("Answer: C) dark blue", "C"),
         ("Option B is wrong. The answer is A", "A"),
         ("(C) is correct", "C"),
         ("I think\nC", "C"),
