@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from reward_recipe import load
 
 from physarum.actors.context import RunFolder
 from physarum.actors.preflight import _libraries
@@ -14,27 +15,8 @@ from physarum.configs.checks.host import check_secrets
 from physarum.configs.checks.imports import check_hooks
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import dump, resolve
-from physarum.configs.overrides import parse_command_line
 from physarum.configs.reward_rules import read_options
 from physarum.configs.reward_types import ALIASES, SECTIONS, SELF_CONTAINED, TEXTS, canonical
-from physarum.configs.root import RootConfig
-
-RECIPE = """\
-run: {name: quick}
-model: {path: start}
-source: {hook: "calculator:source"}
-rollout: {generate: "calculator:generate"}
-engines: {policy: {}}
-trainer: {objective: rl, lr: 1e-4}
-stop: {steps: 10}
-reward:
-"""
-
-
-def load(folder: Path, reward: str, *words: str) -> RootConfig:
-    path = folder / "c.yaml"
-    path.write_text(RECIPE + "".join(f"  {line}\n" for line in reward.splitlines()))
-    return resolve(path, parse_command_line(words))
 
 
 def refusal(folder: Path, reward: str, *words: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from reward_recipe import load
 
 from physarum.actors.preflight import _sandbox
 from physarum.agents.rewards import sandbox
@@ -75,8 +76,6 @@ def test_outputs_are_compared_but_for_blanks_at_ends() -> None:
 
 
 def test_a_host_without_bubblewrap_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from test_config_reward import load
-
     config = load(tmp_path, "type: code")
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None if name == "bwrap" else f"/usr/bin/{name}")
     (problem,) = _sandbox(config)
