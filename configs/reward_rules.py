@@ -5,6 +5,7 @@ Invariant: what `reward_problems` lets pass, the reward's process can read again
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -43,10 +44,12 @@ def reward_problems(reward: RewardConfig, origins: Origins) -> list[Problem]:
 
 
 def given_options(reward: RewardConfig, kind: type[SectionT]) -> Iterator[tuple[KeyPath, SectionT]]:
-    """The options of this kind in a checked configuration, and where each was written."""
+    """The options of this kind, and where each was written; without those that `reward_problems` names."""
     for key, section, args in _given(reward):
-        if isinstance(options := section.model_validate_json(orjson.dumps(args)), kind):
-            yield key, options
+        with contextlib.suppress(ValidationError):
+            options = section.model_validate_json(orjson.dumps(args))
+            if isinstance(options, kind):
+                yield key, options
 
 
 def _given(reward: RewardConfig) -> Iterator[tuple[KeyPath, type[Section], Arguments]]:

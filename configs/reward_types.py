@@ -6,12 +6,23 @@ these, never types of their own. Defaults alone make every type of SELF_CONTAINE
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from physarum.configs.suggest import nearest
-from physarum.configs.types import Arguments, Count, HttpUrl, Natural, Seconds, Section, VariableName, refuse
+from physarum.configs.types import (
+    Arguments,
+    Count,
+    HttpUrl,
+    Name,
+    Natural,
+    Seconds,
+    Section,
+    VariableName,
+    refuse,
+    require_exactly_one,
+)
 
 
 def _compiles(value: object) -> object:
@@ -112,7 +123,6 @@ class IfbenchReward(Section):
 class BackendReward(Section):
     """An HTTP service that scores. `rate_per_s` and `concurrency` are the whole run's; hook processes share them equally."""
 
-    url: HttpUrl
     token_env: VariableName | None = None
     """The variable that holds the token of `Authorization: Bearer`."""
     rate_per_s: Annotated[float, Field(gt=0)] | None = None
@@ -122,8 +132,9 @@ class BackendReward(Section):
     request_timeout_s: Seconds = 10.0
     deadline_s: Seconds = 25.0
     """For one score, waiting for its turn and all tries included; below `reward.timeout_s`."""
-    attempts: Count = 4
-    """Requests for one score. Only timeouts, lost connections and 5xx are tried again."""
+    attempts: Count = 10
+    """Requests for one score, over about ten seconds where they fail at once. Only timeouts, lost connections and 5xx are
+    tried again."""
     cache_entries: Natural = 10_000
     """Replies that a hook process keeps, by the digest of the request; 0: none."""
     max_reply_bytes: Count = 1 << 20
@@ -132,6 +143,7 @@ class BackendReward(Section):
 class RemoteReward(BackendReward):
     """slime's `remote_rm`: the service gets `fields` as JSON and answers a number, or an object with one under `key`."""
 
+    url: HttpUrl
     fields: tuple[Literal["prompt", "response", "label", "metadata"], ...] = ("prompt", "response", "label")
     key: str = "score"
 
@@ -147,14 +159,24 @@ def _of_judge(value: object) -> object:
 
 
 class ChatReward(BackendReward):
-    """A model behind OpenAI's chat completions, as SGLang serves it at `url`/v1/chat/completions."""
+    """A model behind OpenAI's chat completions, as SGLang serves it at /v1/chat/completions. Exactly one of `url`, `engine`."""
 
+    url: HttpUrl | None = None
+    engine: Name | None = None
+    """A group of `engines:` of this run; requests go to its ready engines, wherever they are started anew."""
+    engines_file: str | None = None
+    """Where the reward actor writes the addresses of `engine`; set by it."""
     model: str = "default"
     system: str | None = None
     temperature: Annotated[float, Field(ge=0)] = 0.0
     max_tokens: Count = 512
     extra: Arguments = Field(default_factory=dict)
     """Further fields of the request, e.g. `chat_template_kwargs`."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        require_exactly_one(self, ("url", "engine"))
+        return self
 
 
 class JudgeReward(ChatReward):

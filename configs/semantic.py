@@ -12,7 +12,8 @@ from physarum.configs.algorithm_rules import algorithm_findings
 from physarum.configs.devices import device_groups
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, dotted
-from physarum.configs.reward_rules import reward_problems
+from physarum.configs.reward_rules import given_options, reward_problems
+from physarum.configs.reward_types import ChatReward
 from physarum.configs.root import RootConfig
 from physarum.configs.trainer import TrainerConfig
 
@@ -190,6 +191,16 @@ def _evaluation(config: RootConfig) -> Iterator[_Finding]:
         yield ("evaluation",), "`evaluation` with `reward.group` alone", "what scores one answer by itself", remedy
 
 
+def _judges(config: RootConfig) -> Iterator[_Finding]:
+    """A judge is an engine of this run that stays as it is."""
+    for key, options in given_options(config.reward, ChatReward):
+        named, place = options.engine, (*key, "engine")
+        if named is not None and (named not in config.engines or config.engines[named].model is None):
+            remedy = f"add `engines.{named}.model`, or name a group that has a model of its own"
+            found = f"`{dotted(place)}: {named}` without `engines.{named}.model`"
+            yield place, found, "a group of engines with a model of its own", remedy
+
+
 def _engine_ports(config: RootConfig) -> Iterator[_Finding]:
     for name, group in config.engines.items():
         key: KeyPath = ("engines", name, "sglang", "port")
@@ -282,6 +293,7 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _world,
     _sequence_length,
     _evaluation,
+    _judges,
     _engine_ports,
     _external_engines,
     _quantised_models,

@@ -20,6 +20,7 @@ from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.reward.errors import HookTimeoutError
 from physarum.actors.reward.grouped import GroupWork
+from physarum.actors.reward.judges import engines_file, judges_followed
 from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.scorer import check_sandbox, limits_of, scorer_of
 from physarum.actors.reward.values import apply_reward
@@ -57,6 +58,7 @@ class RewardActor(Actor):
     async def run(self) -> None:
         grouped = self.config.reward.group is not None
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(judges_followed(self.context))
             self._pool = await stack.enter_async_context(self._hook_processes())
             alone = [name for name in _QUEUES if not (grouped and name == _TRAINING)]
             queues = {name: await stack.enter_async_context(self.queue(name).open()) for name in alone}
@@ -71,7 +73,7 @@ class RewardActor(Actor):
     async def _hook_processes(self) -> AsyncIterator[Pool | None]:
         """None when nothing scores here: executions then pass through unscored."""
         reward = self.config.reward
-        scorer = scorer_of(reward, self.context.folder)
+        scorer = scorer_of(reward, self.context.folder, engines_file(self.context))
         if scorer is None:
             yield None
             return

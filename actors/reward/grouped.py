@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.leadership import leading
 from physarum.actors.reward.gathering import Gathered, Gathering
+from physarum.actors.reward.judges import engines_file
 from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.scorer import group_scorer_of, limits_of
 from physarum.actors.reward.values import apply_reward
@@ -60,7 +61,7 @@ class GroupWork:
     async def run(self) -> None:
         """Leads once nobody else does, until draining."""
         context, reward = self._actor.context, self._actor.config.reward
-        scorer = group_scorer_of(self._group, reward.workers, context.folder)
+        scorer = group_scorer_of(self._group, reward.workers, context.folder, engines_file(context))
         async with leading(context, LEASE) as lease:
             if lease is None:
                 return

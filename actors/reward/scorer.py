@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import orjson
@@ -16,7 +17,7 @@ from physarum.agents.rewards.scoring import HOOK
 from physarum.agents.rewards.tournaments.judged import HOOK as TOURNAMENT_HOOK
 from physarum.configs.reward import GroupRewardConfig, RewardConfig
 from physarum.configs.reward_rules import given_options
-from physarum.configs.reward_types import GROUP_SECTIONS, BackendReward, CodeReward, section_of
+from physarum.configs.reward_types import GROUP_SECTIONS, BackendReward, ChatReward, CodeReward, section_of
 from physarum.configs.types import Arguments, Section
 
 
@@ -27,8 +28,8 @@ class Scorer(NamedTuple):
     args: Arguments
 
 
-def scorer_of(reward: RewardConfig, folder: RunFolder) -> Scorer | None:
-    """None where nothing scores: executions pass through."""
+def scorer_of(reward: RewardConfig, folder: RunFolder, engines: Path) -> Scorer | None:
+    """None where nothing scores: executions pass through. `engines`: where judges of this run are found (judges.py)."""
     if reward.hook is not None:
         return Scorer(reward.hook, reward.args)
     tokenizer = str(folder.start_model)
@@ -38,18 +39,18 @@ def scorer_of(reward: RewardConfig, folder: RunFolder) -> Scorer | None:
     if reward.type is None:
         return None
     rows: Arguments = {
-        name: _shared(section_of(name), args, reward.processes) for name, args in reward.row_types.items()
+        name: _shared(section_of(name), args, reward.processes, engines) for name, args in reward.row_types.items()
     }
-    args = _shared(section_of(reward.type), reward.args, reward.processes)
+    args = _shared(section_of(reward.type), reward.args, reward.processes, engines)
     return Scorer(HOOK, {"name": reward.type, "args": args, "row_types": rows, "folder": tokenizer})
 
 
-def group_scorer_of(group: GroupRewardConfig, workers: int, folder: RunFolder) -> Scorer:
+def group_scorer_of(group: GroupRewardConfig, workers: int, folder: RunFolder, engines: Path) -> Scorer:
     """The hook `(executions, **args)` of the one process that scores groups."""
     if group.hook is not None:
         return Scorer(group.hook, group.args)
     assert group.type is not None  # exactly one is set
-    shared = _shared(GROUP_SECTIONS[group.type], group.args, workers)
+    shared = _shared(GROUP_SECTIONS[group.type], group.args, workers, engines)
     return Scorer(TOURNAMENT_HOOK, {"args": shared, "folder": str(folder.start_model)})
 
 
@@ -63,7 +64,7 @@ def limits_of(reward: RewardConfig, group: GroupRewardConfig | None = None) -> L
     )
 
 
-def _shared(section: type[Section], args: Arguments, processes: int) -> Arguments:
+def _shared(section: type[Section], args: Arguments, processes: int, engines: Path) -> Arguments:
     """The options as each hook process gets them: its equal share of what the whole run may ask of a service."""
     options = section.model_validate_json(orjson.dumps(args))
     if not isinstance(options, BackendReward):
@@ -73,6 +74,8 @@ def _shared(section: type[Section], args: Arguments, processes: int) -> Argument
         shared["rate_per_s"] = options.rate_per_s / processes
     if options.concurrency is not None:
         shared["concurrency"] = options.concurrency // processes
+    if isinstance(options, ChatReward) and options.engine is not None:
+        shared["engines_file"] = str(engines)
     return shared
 
 

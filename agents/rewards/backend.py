@@ -5,7 +5,7 @@
                                                                   +- 4xx, redirect: BackendRefusedError, never again
 
 Invariant: each `post` ends within `deadline_s`, and nothing but the cache is left behind. What is cached are the scores
-read from replies, by the blake2b digest of address and body, the oldest use dropped first; never a failure. Secrets come
+read from replies, by the blake2b digest of service and body, the oldest use dropped first; never a failure. Secrets come
 from the environment, and are in no message.
 """
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
 from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -24,11 +26,13 @@ import orjson
 
 from physarum.agents.retries import Retries, RetryPolicy
 from physarum.agents.rewards.errors import BackendRefusedError, BackendReplyError, BackendUnavailableError
-from physarum.configs.reward_types import BackendReward
+from physarum.configs.reward_types import BackendReward, ChatReward, RemoteReward
 from physarum.configs.secrets import read_secret
 
 _SHOWN: Final = 200
 """Characters of a service's answer in a message."""
+_ABSENT_S: Final = 0.5
+"""Between looks for an engine that is being started: the file with its address announces nothing."""
 
 
 class Pace:
@@ -73,6 +77,9 @@ class Replies:
             self._kept.popitem(last=False)
 
 
+Address = Callable[[], str | None]
+
+
 class _FailedError(Exception):
     """5xx: worth another try."""
 
@@ -80,9 +87,10 @@ class _FailedError(Exception):
 class Backend:
     """One service. Its session is opened at the first question and belongs to the loop of that moment."""
 
-    def __init__(self, options: BackendReward, rng: random.Random | None = None) -> None:
-        """Raises SecretError when `token_env` names a variable that is not set."""
-        self._options = options
+    def __init__(self, options: BackendReward, address: Address, name: str, rng: random.Random | None = None) -> None:
+        """`address` gives the URL for the next request, None while there is none; `name` says in the cache which service it is.
+        Raises SecretError when `token_env` names a variable that is not set."""
+        self._options, self._address, self._name = options, address, name
         self._token = read_secret(options.token_env)
         self._pace = Pace(options.rate_per_s)
         self._slots = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
@@ -96,12 +104,11 @@ class Backend:
         Raises BackendRefusedError, BackendUnavailableError (attempts or deadline used up), BackendReplyError (no JSON, or too
         much), and what `read` raises.
         """
-        url = f"{self._options.url.rstrip('/')}{path}" if path else self._options.url
         body = orjson.dumps(question, option=orjson.OPT_SORT_KEYS)
-        key = hashlib.blake2b(url.encode() + b"\0" + body, digest_size=16).digest()
+        key = hashlib.blake2b(f"{self._name}{path}\0".encode() + body, digest_size=16).digest()
         if key in self.replies:
             return self.replies.get(key)
-        score = read(await self._tried(url, body))
+        score = read(await self._tried(path, body))
         self.replies.put(key, score)
         return score
 
@@ -109,11 +116,17 @@ class Backend:
         if self._session is not None:
             await self._session.close()
 
-    async def _tried(self, url: str, body: bytes) -> Any:
+    async def _tried(self, path: str, body: bytes) -> Any:
         one = self._options
         policy = RetryPolicy(attempts=one.attempts, deadline_s=one.deadline_s, request_timeout_s=one.request_timeout_s)
         retries = Retries(policy, self._rng)
         while not retries.exhausted:
+            address = self._address()
+            if address is None:  # it is being started: that is no failed request
+                retries.last = _FailedError("none is ready")
+                await asyncio.sleep(min(_ABSENT_S, max(0.0, retries.remaining_s)))
+                continue
+            url = f"{address.rstrip('/')}{path}" if path else address
             try:
                 async with asyncio.timeout(retries.remaining_s):
                     return await self._asked(url, body, retries)
@@ -122,8 +135,8 @@ class Backend:
                 if not retries.exhausted:
                     await retries.back_off()
         raise BackendUnavailableError(
-            f"{url} gave no score in {retries.failures} of {one.attempts} requests and {one.deadline_s:g} s; the last one:"
-            f" {type(retries.last).__name__}: {self._shown(str(retries.last))}"
+            f"{self._name} gave no score in {retries.failures} of {one.attempts} requests and {one.deadline_s:g} s; the last"
+            f" one: {type(retries.last).__name__}: {self._shown(str(retries.last))}"
         )
 
     async def _asked(self, url: str, body: bytes, retries: Retries) -> Any:
@@ -176,9 +189,31 @@ class Backend:
 _OPEN: Final[dict[str, Backend]] = {}
 
 
-def backend_for(options: BackendReward) -> Backend:
+def backend_for(options: RemoteReward | ChatReward) -> Backend:
     """The one backend of this process for these options: limits and cache hold over all its calls."""
     key = f"{type(options).__name__} {options.model_dump_json()}"
     if key not in _OPEN:
-        _OPEN[key] = Backend(options)
+        _OPEN[key] = opened(options)
     return _OPEN[key]
+
+
+def opened(options: RemoteReward | ChatReward, rng: random.Random | None = None) -> Backend:
+    """A backend of its own."""
+    if isinstance(options, ChatReward) and options.engine is not None:
+        return Backend(options, _of_engines(options), f"engine group {options.engine}", rng)
+    url = str(options.url)
+    return Backend(options, lambda: url, url, rng)
+
+
+def _of_engines(options: ChatReward) -> Address:
+    """One of the ready engines of the group by lot, as the reward actor last wrote them."""
+    rng, file = random.Random(), Path(options.engines_file or os.devnull)
+
+    def address() -> str | None:
+        try:
+            urls = orjson.loads(file.read_bytes()).get(options.engine)
+        except (OSError, orjson.JSONDecodeError):
+            return None
+        return rng.choice(urls) if urls else None
+
+    return address

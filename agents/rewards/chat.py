@@ -51,4 +51,6 @@ def said(options: ChatReward, reply: Any) -> str:
     match reply:
         case {"choices": [{"message": {"content": str(content)}}, *_]}:
             return content
-    raise BackendReplyError(f"{options.url}{PATH} answered {reply!r:.200}; expected a chat completion with text")
+    raise BackendReplyError(
+        f"{options.engine or options.url}{PATH} answered {reply!r:.200}; expected a chat completion with text"
+    )

@@ -18,6 +18,8 @@ from physarum.configs.loader import dump, resolve
 from physarum.configs.reward_rules import read_options
 from physarum.configs.reward_types import ALIASES, SECTIONS, SELF_CONTAINED, TEXTS, canonical
 
+ENGINES = Path("/run/engines.json")
+
 
 def refusal(folder: Path, reward: str, *words: str) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -57,9 +59,12 @@ def test_slimes_names_are_accepted(tmp_path: Path, written: str, means: str) -> 
             "type: remote_rm\nargs: {url: 'http://h', deadline_s: 30}",
             ["c.yaml:10: reward.args.deadline_s", "`reward.timeout_s: 30`", "before the call is killed"],
         ),
+        ("type: judge", ["exactly one of `url`, `engine`", "add one of them"]),
+        ("type: judge\nargs: {engine: policy}", ["`reward.args.engine: policy` without `engines.policy.model`"]),
+        ("type: judge\nargs: {engine: jury}", ["add `engines.jury.model`, or name a group"]),
         ("group: {}", ["exactly one of `hook`, `type`", "none of them"]),
         ("group: {type: tournament, args: {url: 'http://h', format: swis}}", ["reward.group.args.format", "'swiss'"]),
-        ("group: {type: tournament}", ["add `reward.group.args.url`"]),
+        ("group: {type: tournament}", ["exactly one of `url`, `engine`"]),
         (
             "group: {type: tournament, args: {url: 'http://h', format: anchor, rounds: 3}}",
             ["`rounds` with `format: anchor`", "remove `rounds`"],
@@ -97,27 +102,36 @@ def test_the_written_form_is_read_again(tmp_path: Path) -> None:
 
 def test_the_actor_calls_the_hook_behind_a_type_with_what_was_checked(tmp_path: Path) -> None:
     reward = load(tmp_path, "type: exact\nargs: {normalise: [case]}\nrow_types: {f1: {}}").reward
-    scorer = scorer_of(reward, RunFolder(tmp_path))
+    scorer = scorer_of(reward, RunFolder(tmp_path), ENGINES)
     assert scorer is not None
     assert scorer.hook == scoring.HOOK
     assert scorer.args == {
         "name": "exact", "args": {"normalise": ["case"]}, "row_types": {"f1": {}}, "folder": f"{tmp_path}/start_model"
     }  # fmt: skip
-    assert scorer_of(load(tmp_path, "hook: a:b\nargs: {c: 1}").reward, RunFolder(tmp_path)) == ("a:b", {"c": 1})
+    assert scorer_of(
+        load(tmp_path, "hook: a:b\nargs: {c: 1}").reward, RunFolder(tmp_path), tmp_path / "engines.json"
+    ) == ("a:b", {"c": 1})
 
 
 def test_hook_processes_share_what_the_run_may_ask_of_a_service(tmp_path: Path) -> None:
     written = "type: remote\ncount: 2\nworkers: 3\nargs: {url: 'http://h', concurrency: 13, rate_per_s: 3}"
-    scorer = scorer_of(load(tmp_path, written).reward, RunFolder(tmp_path))
+    scorer = scorer_of(load(tmp_path, written).reward, RunFolder(tmp_path), ENGINES)
     assert scorer is not None
     assert scorer.args["args"] == {"url": "http://h", "concurrency": 2, "rate_per_s": 0.5}
+
+
+def test_hook_processes_are_told_where_a_judge_of_this_run_is_found(tmp_path: Path) -> None:
+    config = load(tmp_path, "type: judge\nargs: {engine: jury}", "engines.jury.model=./jury")
+    scorer = scorer_of(config.reward, RunFolder(tmp_path), ENGINES)
+    assert scorer is not None
+    assert scorer.args["args"] == {"engine": "jury", "engines_file": str(ENGINES)}
 
 
 def test_a_function_of_slimes_is_anchored_and_checked(tmp_path: Path) -> None:
     functions = Path(__file__).parents[1] / "slime_functions.py"
     config = load(tmp_path, "custom_rm: ./rm.py:rm\nargs: {scale: 2}")
     assert config.reward.custom_rm == f"{tmp_path}/rm.py:rm"
-    assert scorer_of(config.reward, RunFolder(tmp_path)) == (
+    assert scorer_of(config.reward, RunFolder(tmp_path), ENGINES) == (
         "physarum.agents.rewards.custom:score",
         {
             "function": f"{tmp_path}/rm.py:rm",
@@ -139,8 +153,8 @@ def test_a_function_of_slimes_is_anchored_and_checked(tmp_path: Path) -> None:
 def test_a_groups_reward_may_stand_alone_or_beside_ones_own(tmp_path: Path) -> None:
     written = "workers: 2\ngroup: {type: tournament, args: {url: 'http://h', concurrency: 8}}"
     reward = load(tmp_path, written).reward
-    assert reward.group is not None and not reward.scores and scorer_of(reward, RunFolder(tmp_path)) is None
-    scorer = group_scorer_of(reward.group, reward.workers, RunFolder(tmp_path))
+    assert reward.group is not None and not reward.scores and scorer_of(reward, RunFolder(tmp_path), ENGINES) is None
+    scorer = group_scorer_of(reward.group, reward.workers, RunFolder(tmp_path), ENGINES)
     assert scorer.args == {"args": {"url": "http://h", "concurrency": 4}, "folder": f"{tmp_path}/start_model"}
     limits = limits_of(reward, reward.group)
     assert (limits.grouped, limits.timeout_s) == (True, 300.0)

@@ -6,18 +6,20 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 
 from physarum.agents.rewards import remote
 from physarum.agents.rewards.answer import Answer
-from physarum.agents.rewards.backend import Backend, Pace, Replies
+from physarum.agents.rewards.backend import Backend, Pace, Replies, opened
 from physarum.agents.rewards.errors import BackendRefusedError, BackendReplyError, BackendUnavailableError
 from physarum.agents.rewards.remote import question, score_remote
 from physarum.configs.errors import SecretError
-from physarum.configs.reward_types import RemoteReward
+from physarum.configs.reward_types import ChatReward, RemoteReward
 
 
 class Service:
@@ -51,7 +53,7 @@ async def backend(service: Service, **options: Any) -> AsyncIterator[Backend]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    made = Backend(RemoteReward(url=f"http://127.0.0.1:{port}/score", **options), random.Random(0))
+    made = opened(RemoteReward(url=f"http://127.0.0.1:{port}/score", **options), random.Random(0))
     try:
         async with asyncio.timeout(30):
             yield made
@@ -94,7 +96,7 @@ async def test_a_service_that_never_answers_ends_at_the_deadline() -> None:
 
 
 async def test_nobody_listens() -> None:
-    one = Backend(RemoteReward(url="http://127.0.0.1:9/score", attempts=2), random.Random(0))
+    one = opened(RemoteReward(url="http://127.0.0.1:9/score", attempts=2), random.Random(0))
     with pytest.raises(BackendUnavailableError, match="ClientConnectorError"):
         await one.post({}, float)
     await one.close()
@@ -161,7 +163,7 @@ async def test_the_token_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch
     assert "s3cr3t" not in str(caught.value) and "***" in str(caught.value)
     monkeypatch.delenv("JUDGE_TOKEN")
     with pytest.raises(SecretError, match="JUDGE_TOKEN"):
-        Backend(RemoteReward(url="http://h", token_env="JUDGE_TOKEN"))
+        opened(RemoteReward(url="http://h", token_env="JUDGE_TOKEN"))
 
 
 async def test_what_is_no_score_is_named_and_a_flood_is_cut_off() -> None:
@@ -177,6 +179,22 @@ async def test_what_is_no_score_is_named_and_a_flood_is_cut_off() -> None:
     async with backend(flood, max_reply_bytes=1000) as one:
         with pytest.raises(BackendReplyError, match="more than max_reply_bytes = 1000"):
             await one.post({}, float)
+
+
+async def test_an_engine_that_is_started_anew_is_found_at_its_new_address(tmp_path: Path) -> None:
+    """While there is none the question waits, and an absence is no failed request."""
+    file, service = tmp_path / "engines.json", Service(always(1.0))
+    options = ChatReward(engine="judge", engines_file=str(file), attempts=1, cache_entries=0)
+    one = opened(options)
+    async with backend(service) as other, asyncio.timeout(20):
+        asked = asyncio.create_task(one.post({"q": 1}, float, "/score"))
+        await asyncio.sleep(0)
+        file.write_bytes(orjson.dumps({"judge": [str(other._name).removesuffix("/score")], "policy": []}))
+        assert await asked == 1.0
+        file.write_bytes(orjson.dumps({"judge": ["http://127.0.0.1:9"]}))
+        with pytest.raises(BackendUnavailableError, match="engine group judge gave no score"):
+            await one.post({"q": 2}, float, "/score")
+    await one.close()
 
 
 @pytest.mark.parametrize(
