@@ -35,7 +35,8 @@ async def judges_followed(context: Context) -> AsyncIterator[None]:
         yield
         return
     book = _Book(engines_file(context), groups)
-    async with Roster(context.bus, "engine", lambda: book.write(roster)).open() as roster:
+    roster = Roster(context.bus, "engine", on_change=lambda: book.write(roster))
+    async with roster.open():
         book.write(roster)
         waiting = [asyncio.ensure_future(one) for one in (book.complete.wait(), context.draining.wait())]
         try:
