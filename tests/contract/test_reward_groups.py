@@ -123,8 +123,12 @@ async def test_a_task_that_was_executed_twice_is_compared_once(tmp_path: Path, b
     ("prompt", "reason"),
     [
         ("raise", "group g: the reward hook raised ValueError: nothing to compare"),
-        ("short", "group g: the group reward hook returned [1.0] for 3 executions"),
-        ("hang", "group g: the reward hook did not return within reward.group.timeout_s = 0.5 s"),
+        pytest.param("short", "group g: the group reward hook returned [1.0] for 3 executions", marks=pytest.mark.slow),
+        pytest.param(
+            "hang",
+            "group g: the reward hook did not return within reward.group.timeout_s = 0.5 s",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_failing_hook_costs_its_own_group_its_tries_and_no_other(
@@ -141,6 +145,7 @@ async def test_a_failing_hook_costs_its_own_group_its_tries_and_no_other(
     assert await left(bus) == 0
 
 
+@pytest.mark.slow
 async def test_a_reward_of_ones_own_comes_before_the_groups_and_evaluations_keep_it(
     tmp_path: Path, bus: Bus, publisher: Publisher
 ) -> None:
@@ -173,6 +178,7 @@ async def test_who_ends_gives_its_members_back_and_the_next_one_completes_them(
     assert await left(bus) == 0
 
 
+@pytest.mark.slow
 async def test_a_killed_leader_is_followed_by_the_one_that_stood_by(
     tmp_path: Path, bus: Bus, publisher: Publisher
 ) -> None:

@@ -96,7 +96,7 @@ async def test_a_mixture_is_scored_by_the_types_of_its_rows(tmp_path: Path, bus:
     assert "did you mean `exact`" in letter.reason
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.slow), 4])
 async def test_a_service_is_asked_from_hook_processes(
     tmp_path: Path, bus: Bus, publisher: Publisher, concurrency: int
 ) -> None:
