@@ -1,11 +1,15 @@
 """One program that a policy wrote, run where it can do no harm: bubblewrap, with limits and without rights.
 
-    [setpriv: another user, as root] prlimit --> bwrap: own user, pid, net, ipc namespaces --> prlimit --> python
+    [setpriv: another user, as root] prlimit --> bwrap: own user, pid, net, ipc namespaces --> prlimit --> timeout --> python
 
 Inside: /usr read-only, /tmp of bounded size in memory, everything else absent or read-only; no network, no capability, no
 variable of ours, a bounded number of processes. Invariant: when `run` returns or is cancelled, nothing that the program
-started is left (the pid namespace dies with bwrap, bwrap with us), and whether the program ran at all is known from
-bwrap's own report, which the program cannot write.
+started is left, and whether the program ran at all is known from bwrap's own report, which the program cannot write.
+
+A process group of its own holds bwrap and the first process of the pid namespace, so one signal ends both, also while the
+sandbox is still being made; the namespace dies with its first process, whatever the program moved into other sessions. Should
+this process be killed in that very moment, `timeout` ends what was started soon after its time, and a bwrap that had not come
+to start anything may be left, idle.
 
 Memory is bounded per process, so at worst `processes` times `memory_mib`: a bound on their sum needs a cgroup around the
 run, which is the operator's.
@@ -17,6 +21,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +36,8 @@ REMEDY: Final = (
 _UID: Final = 60001
 """Who programs run as when we are root, who is subject to no limit of processes; no account need exist."""
 _INNER_PRLIMIT: Final = "/usr/bin/prlimit"
+_TIMEOUT: Final = "/usr/bin/timeout"
+_TIMEOUT_MARGIN_S: Final = 5.0
 _NOFILE: Final = 64
 _PROBE_S: Final = 10.0
 
@@ -48,7 +55,7 @@ def missing_programs(options: CodeReward) -> list[str]:
     """Of those that a sandbox is made of, what this host has not."""
     needed = ["bwrap", "prlimit", *(["setpriv"] if os.geteuid() == 0 else [])]
     missing = [name for name in needed if shutil.which(name) is None]
-    return missing + [path for path in (_INNER_PRLIMIT, options.python) if not os.access(path, os.X_OK)]
+    return missing + [path for path in (_INNER_PRLIMIT, _TIMEOUT, options.python) if not os.access(path, os.X_OK)]
 
 
 class Sandbox:
@@ -72,18 +79,33 @@ class Sandbox:
             reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             stack.callback(os.close, reader)
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *self._command(sources, writer),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    pass_fds=(*sources.values(), writer),
-                )
-            except OSError as error:
-                raise SandboxError(f"the sandbox cannot be started: {error}. Remedy: {REMEDY}") from error
+                process = await self._started(sources, writer)
             finally:
                 os.close(writer)
             return await self._watched(process, stdin, timeout_s, reader)
+
+    async def _started(self, sources: dict[str, int], status: int) -> asyncio.subprocess.Process:
+        """A start is never left half done: who is cancelled meanwhile waits for it, and then ends what was started."""
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *self._command(sources, status),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(*sources.values(), status),
+                process_group=0,
+            )
+        )
+        try:
+            return await asyncio.shield(starting)
+        except OSError as error:
+            raise SandboxError(f"the sandbox cannot be started: {error}. Remedy: {REMEDY}") from error
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                process = await starting
+                _kill(process)
+                await process.wait()
+            raise
 
     async def _watched(self, process: asyncio.subprocess.Process, stdin: bytes, timeout_s: float, status: int) -> Ended:
         """Until the program ends, is late or says too much. Cancelling kills it too."""
@@ -96,14 +118,13 @@ class Sandbox:
                 await output.read(until_full=True)
                 if output.full:
                     stopped = f"it wrote more than {self._options.output_kib} KiB"
-                    process.kill()
+                    _kill(process)
                     await output.read()
                 await process.wait()
         except TimeoutError:
             stopped = f"it ran for longer than {timeout_s:g} s"
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            _kill(process)
             await asyncio.gather(
                 output.read(), complaints.read()
             )  # a pipe that is not read keeps its process from ending
@@ -119,7 +140,7 @@ class Sandbox:
         user = ["setpriv", f"--reuid={_UID}", f"--regid={_UID}", "--clear-groups", "--no-new-privs"]
         limits = [f"--as={one.memory_mib << 20}", f"--fsize={one.disk_mib << 20}", f"--nofile={_NOFILE}", "--core=0"]
         limits.append(f"--cpu={max(1, round(one.timeout_s) + 1)}")
-        inside = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        inside = ["--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
         inside += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
         for name in ("bin", "lib", "lib64"):
             inside += ["--symlink", f"usr/{name}", f"/{name}"]
@@ -137,7 +158,17 @@ class Sandbox:
             "--json-status-fd",
             str(status),
         ]
-        run = [_INNER_PRLIMIT, f"--nproc={one.processes}", one.python, "-I", "/main.py"]
+        seconds = f"{one.timeout_s + _TIMEOUT_MARGIN_S:g}"
+        run = [
+            _INNER_PRLIMIT,
+            f"--nproc={one.processes}",
+            _TIMEOUT,
+            "--signal=KILL",
+            seconds,
+            one.python,
+            "-I",
+            "/main.py",
+        ]
         return [*(user if os.geteuid() == 0 else []), "prlimit", *limits, "bwrap", *inside, "--", *run]
 
 
@@ -149,6 +180,13 @@ def _in_memory(text: str, stack: contextlib.ExitStack) -> int:
         file.write(text.encode(errors="replace"))
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """bwrap and the first process of its namespace, and with that all others."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
