@@ -108,6 +108,7 @@ async def test_a_group_is_not_scored_before_its_last_member_unless_nobody_comes_
     assert await left(bus) == 0
 
 
+@pytest.mark.slow
 async def test_a_task_that_was_executed_twice_is_compared_once(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
     context = context_of(tmp_path, bus, publisher)
     twice = [member(bus.run, "g", 0, "9"), member(bus.run, "g", 0, "1", attempt="y")]

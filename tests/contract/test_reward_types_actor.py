@@ -124,6 +124,7 @@ async def test_a_service_is_asked_from_hook_processes(
     assert {tuple(sorted(one)) for one in asked} == {("label", "prompt", "response")}
 
 
+@pytest.mark.slow
 async def test_a_function_of_slimes_scores(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
     options = ("reward.hook=null", f"reward.custom_rm={FUNCTIONS}:length", "reward.args.scale=0.5")
     context = typed(tmp_path, bus, publisher, *options)
