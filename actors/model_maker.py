@@ -179,8 +179,11 @@ def sources_digest(hooks: Iterable[Hook]) -> bytes:
 
 def _hooks(config: RootConfig) -> list[Hook]:
     named = [*(_hook_of(part) for _, part in config.source.parts()), config.rollout.generate, config.reward.hook]
+    named.append(config.reward.custom_rm)
     if config.evaluation is not None:
         named += [_hook_of(part) for _, part in config.evaluation.parts()]
+    if config.reward.group is not None:
+        named.append(config.reward.group.hook)
     if config.model.factory is not None:
         named.append(config.model.factory.hook)
     return [hook for hook in named if hook is not None]

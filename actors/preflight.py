@@ -5,12 +5,17 @@ Invariant: as `physarum.configs.checks`: no process is started, and every proble
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from physarum.agents.rewards.sandbox import REMEDY as SANDBOX_REMEDY
+from physarum.agents.rewards.sandbox import missing_programs
 from physarum.configs.checks import check as check_config
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, display_path
+from physarum.configs.reward_rules import given_options
+from physarum.configs.reward_types import LIBRARIES, CodeReward
 from physarum.configs.root import RootConfig
 from physarum.weightsync.errors import ManifestError, QuantisationError
 from physarum.weightsync.layout import forms_in
@@ -19,7 +24,7 @@ from physarum.weightsync.quantisation.plan import Quantisation
 
 def check(config: RootConfig) -> list[Problem]:
     """Every problem of a run about to start on this host, errors first."""
-    problems = [*check_config(config), *_quantisation(config), *_mirror(config)]
+    problems = [*check_config(config), *_quantisation(config), *_mirror(config), *_libraries(config), *_sandbox(config)]
     return sorted(problems, key=lambda problem: problem.severity)
 
 
@@ -58,6 +63,28 @@ def _mirror(config: RootConfig) -> Iterator[Problem]:
     if missing := missing_implementation(config.checkpoint.mirror):
         where = config.origins.where(("checkpoint", "mirror"))
         yield Problem(Severity.ERROR, where, missing, "it in this environment", REMEDY)
+
+
+def _libraries(config: RootConfig) -> Iterator[Problem]:
+    """What ready-made rewards import is installed: else every execution would fail its tries."""
+    named: list[tuple[KeyPath, str]] = [(("reward", "row_types", name), name) for name in config.reward.row_types]
+    named += [(("reward", "type"), config.reward.type)] if config.reward.type is not None else []
+    for key, name in named:
+        library = LIBRARIES.get(name)
+        if library is not None and importlib.util.find_spec(library) is None:
+            where, found = config.origins.where(key), f"`{name}` without {library}, which is not installed here"
+            yield Problem(
+                Severity.ERROR, where, found, "the library that it needs", f"pip install {library.replace('_', '-')}"
+            )
+
+
+def _sandbox(config: RootConfig) -> Iterator[Problem]:
+    """What runs answers' programs is installed; whether it works here, the reward actor tries at its start."""
+    for key, options in given_options(config.reward, CodeReward):
+        if missing := missing_programs(options):
+            named: KeyPath = ("reward", "type") if key == ("reward", "args") else key
+            where, found = config.origins.where(named), f"no {', '.join(missing)}"
+            yield Problem(Severity.ERROR, where, found, "the programs of the sandbox", SANDBOX_REMEDY)
 
 
 def _loaded_once(plan: Quantisation, folder: Path) -> list[str]:

@@ -105,6 +105,14 @@ class Reward(Protocol):
     def __call__(self, execution: Execution, **args: Any) -> RewardValue | Awaitable[RewardValue]: ...
 
 
+class GroupReward(Protocol):
+    """Hook `reward.group.hook`: one reward for each execution of a group, in their order."""
+
+    def __call__(
+        self, executions: list[Execution], **args: Any
+    ) -> list[RewardValue] | Awaitable[list[RewardValue]]: ...
+
+
 class TaskSource(Protocol):
     """Hook `source.hook`, called as hook(seed, **args): an indexed stream of task rows.
 

@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import orjson
 import tokenizers
 
 from physarum.agents.errors import TaskError, TokenizerError
 from physarum.agents.protocols import TokenIds
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Empty where there is no such file."""
+    found = orjson.loads(path.read_bytes()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 class FolderTokenizer:
@@ -62,6 +69,17 @@ class FolderTokenizer:
     def _special(self) -> frozenset[int]:
         added = self._fast.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @cached_property
+    def endings(self) -> frozenset[int]:
+        """The tokens that end a turn or fill up: eos and pad of the tokenizer, and eos of the generation settings."""
+        named = _json(self.folder / "tokenizer_config.json")
+        texts = [named.get("eos_token"), named.get("pad_token")]
+        spelled = [text.get("content") if isinstance(text, dict) else text for text in texts]
+        ids = [self._fast.token_to_id(text) for text in spelled if isinstance(text, str)]
+        generation = _json(self.folder / "generation_config.json").get("eos_token_id")
+        ids += generation if isinstance(generation, list) else [generation]
+        return frozenset(one for one in ids if isinstance(one, int))
 
     @cached_property
     def _fast(self) -> tokenizers.Tokenizer:

@@ -2,7 +2,7 @@
 
 Invariant: mappings merge key by key, everything else is replaced whole, null included. A layer that names one of
 several alternatives (`model.path`) sets aside the others (`model.hub`) of the layers below it; one that names another
-hook sets aside the `args` of the hook below.
+hook (or, for a reward, another type) sets aside the `args` of the one below.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from physarum.configs.evaluation import EvaluationConfig
 from physarum.configs.model import ModelConfig
 from physarum.configs.origin import KeyPath
+from physarum.configs.reward import GroupRewardConfig, RewardConfig
 from physarum.configs.source import SourceConfig
 from physarum.configs.yaml_file import Layer
 
@@ -19,8 +20,10 @@ _ALTERNATIVES: dict[KeyPath, tuple[str, ...]] = {
     ("model",): ModelConfig.alternatives,
     ("source",): SourceConfig.alternatives,
     ("evaluation",): EvaluationConfig.alternatives,
+    ("reward",): RewardConfig.alternatives,
+    ("reward", "group"): GroupRewardConfig.alternatives,
 }
-_HOOK_KEYS = ("hook", "generate")
+_HOOK_KEYS = ("hook", "generate", "type", "custom_rm")
 
 
 def merge(lower: Layer, upper: Layer) -> Layer:
@@ -31,7 +34,8 @@ def merge(lower: Layer, upper: Layer) -> Layer:
 
 
 def _merge_mappings(lower: dict[str, JsonValue], upper: dict[str, JsonValue], key: KeyPath) -> dict[str, JsonValue]:
-    lost = _set_aside(key, upper) | _stale_arguments(lower, upper)
+    lost = _set_aside(key, upper)
+    lost |= _stale_arguments(lower, upper, lost)
     merged = {name: value for name, value in lower.items() if name not in lost}
     for name, value in upper.items():
         below = merged.get(name)
@@ -49,10 +53,11 @@ def _set_aside(key: KeyPath, upper: dict[str, JsonValue]) -> set[str]:
     return set(alternatives) - named if named else set()
 
 
-def _stale_arguments(lower: dict[str, JsonValue], upper: dict[str, JsonValue]) -> set[str]:
-    """`args` when the upper layer puts another hook in the place of the one they were written for."""
+def _stale_arguments(lower: dict[str, JsonValue], upper: dict[str, JsonValue], lost: set[str]) -> set[str]:
+    """`args` when the upper layer puts another hook, or an alternative, in the place of what they were written for."""
     changed = any(name in upper and name in lower and upper[name] != lower[name] for name in _HOOK_KEYS)
-    return {"args"} if changed else set()
+    replaced = any(lower.get(name) is not None for name in lost.intersection(_HOOK_KEYS))
+    return {"args"} if changed or replaced else set()
 
 
 def _exists(values: JsonValue, key: KeyPath) -> bool:

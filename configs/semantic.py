@@ -12,6 +12,8 @@ from physarum.configs.algorithm_rules import algorithm_findings
 from physarum.configs.devices import device_groups
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, dotted
+from physarum.configs.reward_rules import given_options, reward_problems
+from physarum.configs.reward_types import ChatReward
 from physarum.configs.root import RootConfig
 from physarum.configs.trainer import TrainerConfig
 
@@ -21,11 +23,12 @@ _Finding = tuple[KeyPath, str, str, str]
 
 def semantic_problems(config: RootConfig) -> list[Problem]:
     """Every contradiction between sections; empty when the configuration fits together."""
-    return [
+    found_by_rules = [
         Problem(Severity.ERROR, config.origins.where(key), found, expected, remedy)
         for rule in _RULES
         for key, found, expected, remedy in rule(config)
     ]
+    return [*found_by_rules, *reward_problems(config.reward, config.origins)]
 
 
 def _objective(config: RootConfig) -> Iterator[_Finding]:
@@ -34,7 +37,7 @@ def _objective(config: RootConfig) -> Iterator[_Finding]:
     objective = config.trainer.objective
     needed: list[tuple[KeyPath, object]] = [
         (("rollout", "generate"), config.rollout.generate),
-        (("reward", "hook"), config.reward.hook),
+        (("reward", "hook"), config.reward.scores or config.reward.group is not None),
     ]
     needed += [(("engines",), config.engines)] if objective == "rl" else []  # preferences may be given, and only scored
     for key, value in needed:
@@ -226,12 +229,25 @@ def _evaluation(config: RootConfig) -> Iterator[_Finding]:
     needed = {
         "engines": config.engines,
         "rollout.generate": config.rollout.generate,
-        "reward.hook": config.reward.hook or all(part.reward is not None for part in sets),
+        "reward.hook": config.reward.scores or all(part.reward is not None for part in sets),
     }
     for option, value in needed.items():
         if not value and config.trainer.objective == "sft":
             remedy = f"add `{option}`, or set `evaluation: null`"
             yield ("evaluation",), f"`evaluation` without `{option}`", "what makes and scores its answers", remedy
+    if config.reward.group is not None and not config.reward.scores:
+        remedy = "add `reward.hook` or `reward.type`, which score evaluations, or set `evaluation: null`"
+        yield ("evaluation",), "`evaluation` with `reward.group` alone", "what scores one answer by itself", remedy
+
+
+def _judges(config: RootConfig) -> Iterator[_Finding]:
+    """A judge is an engine of this run that stays as it is."""
+    for key, options in given_options(config.reward, ChatReward):
+        named, place = options.engine, (*key, "engine")
+        if named is not None and (named not in config.engines or config.engines[named].model is None):
+            remedy = f"add `engines.{named}.model`, or name a group that has a model of its own"
+            found = f"`{dotted(place)}: {named}` without `engines.{named}.model`"
+            yield place, found, "a group of engines with a model of its own", remedy
 
 
 def _evaluation_engines(config: RootConfig) -> Iterator[_Finding]:
@@ -379,6 +395,7 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _answers_fit,
     _evaluation,
     _evaluation_engines,
+    _judges,
     _engine_ports,
     _external_engines,
     _quantised_models,

@@ -4,7 +4,8 @@
                           | raises, hangs, dies, returns nonsense: another try, at last buried with its reason
 
 Invariant: an execution leaves EPISODES only after its scored form is stored, or after it was buried with its reason.
-A failing hook costs its own executions their tries and nobody else anything.
+A failing hook costs its own executions their tries and nobody else anything. With `reward.group` the training executions
+go by groups instead (grouped.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.reward.errors import HookTimeoutError
+from physarum.actors.reward.grouped import GroupWork
+from physarum.actors.reward.judges import engines_file, judges_followed
 from physarum.actors.reward.pool import Pool
+from physarum.actors.reward.scorer import check_sandbox, limits_of, scorer_of
 from physarum.actors.reward.values import apply_reward
 from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
@@ -33,6 +37,7 @@ _log = logging.getLogger(__name__)
 
 _QUEUES: Final[dict[str, ExecutionStream]] = {"episodes_train": "samples", "episodes_eval": "evals"}
 """The consumers of EPISODES and where their executions go."""
+_TRAINING: Final = "episodes_train"
 _PASSING: Final = 64
 """Executions under way at once when no hook is configured."""
 _DRAIN_GRACE_S: Final = 0.2
@@ -40,7 +45,7 @@ _DRAIN_GRACE_S: Final = 0.2
 
 
 class RewardActor(Actor):
-    """Role reward: `reward.workers` calls at once."""
+    """Role reward: `reward.workers` hook processes, `reward.concurrency` calls at once in each."""
 
     role: ClassVar[str] = "reward"
 
@@ -53,23 +58,30 @@ class RewardActor(Actor):
         self.numbers |= {"scored": 0, "failed": 0, "timeouts": 0}
 
     async def run(self) -> None:
+        grouped = self.config.reward.group is not None
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(judges_followed(self.context))
             self._pool = await stack.enter_async_context(self._hook_processes())
             self._own = await self._pools_of_sets(stack)
-            queues = {name: await stack.enter_async_context(self._queue(name).open()) for name in _QUEUES}
+            alone = [name for name in _QUEUES if not (grouped and name == _TRAINING)]
+            queues = {name: await stack.enter_async_context(self.queue(name).open()) for name in alone}
             self.become("ready")
             async with asyncio.TaskGroup() as group:
                 for name, queue in queues.items():
                     group.create_task(self._work(queue, _QUEUES[name], group), name=name)
+                if grouped:
+                    group.create_task(GroupWork(self, _TRAINING).run(), name="groups")
 
     @asynccontextmanager
     async def _hook_processes(self) -> AsyncIterator[Pool | None]:
-        """None when no hook is configured: executions then pass through unscored."""
+        """None when nothing scores here: executions then pass through unscored."""
         reward = self.config.reward
-        if reward.hook is None:
+        scorer = scorer_of(reward, self.context.folder, engines_file(self.context))
+        if scorer is None:
             yield None
             return
-        async with Pool(reward.hook, reward.args, reward.workers, reward.timeout_s).open() as pool:
+        await check_sandbox(reward)
+        async with Pool(scorer.hook, scorer.args, reward.workers, limits_of(reward)).open() as pool:
             yield pool
 
     async def _pools_of_sets(self, stack: AsyncExitStack) -> dict[str, Pool]:
@@ -77,11 +89,11 @@ class RewardActor(Actor):
         found: dict[str, Pool] = {}
         for name, part in eval_sets.sets_of(self.config).items():
             if part.reward is not None:
-                pool = Pool(part.reward.hook, part.reward.args, 1, self.config.reward.timeout_s)
+                pool = Pool(part.reward.hook, part.reward.args, 1, limits_of(self.config.reward))
                 found[name] = await stack.enter_async_context(pool.open())
         return found
 
-    def _queue(self, durable: str) -> WorkQueue:
+    def queue(self, durable: str) -> WorkQueue:
         bus = self.config.bus
         return WorkQueue(
             self.bus,
@@ -123,25 +135,35 @@ class RewardActor(Actor):
         self._freed.set()
 
     async def _handle(self, delivery: Delivery, target: ExecutionStream) -> None:
+        opened = await self.opened(delivery)
+        if opened is not None and await self.scored(delivery, *opened):
+            await self.publish(delivery, target, opened[0])
+
+    async def opened(self, delivery: Delivery) -> tuple[Execution, bytes] | None:
+        """The execution and its wire form; None where it cannot be read, and the delivery has ended."""
         try:
             body = await read_body(self.context, delivery.headers, delivery.data)
-            execution = decode(body, Execution)
+            return decode(body, Execution), body
         except (CodecError, BlobAlteredError) as error:
             self.numbers["failed"] += 1
             await delivery.bury(f"unreadable execution: {error}")
-            return
         except (BlobMissingError, BlobRefusedError, OSError) as error:
-            await self._fail(delivery, f"its body cannot be read: {error}")
-            return
-        try:
-            await self._score(execution, body)
-        except (HookFailedError, BadHookResultError) as error:
-            self.numbers["timeouts"] += isinstance(error, HookTimeoutError)
-            await self._fail(delivery, str(error))
-            return
-        await self._publish(delivery, target, execution)
+            await self.fail(delivery, error, "its body cannot be read: ")
+        return None
 
-    async def _publish(self, delivery: Delivery, target: ExecutionStream, execution: Execution) -> None:
+    async def scored(self, delivery: Delivery, execution: Execution, body: bytes) -> bool:
+        """Whether the hook's value was given to `execution` (where there is a hook); else the delivery has ended."""
+        pool = eval_sets.own(execution.task, self._own, self._pool)
+        try:
+            if pool is not None:
+                apply_reward(execution, await pool.score(body), self.config.reward.weights)
+        except (HookFailedError, BadHookResultError) as error:
+            await self.fail(delivery, error)
+            return False
+        return True
+
+    async def publish(self, delivery: Delivery, target: ExecutionStream, execution: Execution) -> None:
+        """Stores the scored execution, then acknowledges the delivery."""
         try:
             await publish_scored(self.context, target, execution, delivery.headers, delivery.data)
         except CodecError as error:
@@ -152,11 +174,8 @@ class RewardActor(Actor):
         self.numbers["scored"] += 1
         self.progressed()
 
-    async def _score(self, execution: Execution, body: bytes) -> None:
-        pool = eval_sets.own(execution.task, self._own, self._pool)
-        if pool is not None:
-            apply_reward(execution, await pool.score(body), self.config.reward.weights)
-
-    async def _fail(self, delivery: Delivery, reason: str) -> None:
+    async def fail(self, delivery: Delivery, error: Exception, said: str = "") -> None:
+        """Ends the delivery by another try, or for good when this was the last one."""
         self.numbers["failed"] += 1
-        await delivery.retry(reason)
+        self.numbers["timeouts"] += isinstance(error, HookTimeoutError)
+        await delivery.retry(f"{said}{error}")

@@ -1,6 +1,7 @@
 """What actor and hook process say to each other: frames of a length (4 bytes, little-endian) and MessagePack.
 
-Invariant: replies come in the order of the calls, one for each, after a first frame that says whether the hook imports.
+Invariant: each call gets one reply, after a first frame that says whether the hook imports; where one call runs at a time,
+replies come in the order of the calls.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ LENGTH: Final = struct.Struct("<I")
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """Score one execution; `body` is its wire form."""
+    """Score what `bodies` hold: executions in their wire form, one unless the hook scores groups."""
 
     number: int
-    body: bytes
+    bodies: list[bytes]
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -51,7 +52,24 @@ class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
     reason: str
 
 
-Reply = Ready | Refused | Returned | Raised | Unusable
+class Overdue(msgspec.Struct, frozen=True, tag="overdue"):
+    """The hook waited for longer than its deadline and was cancelled; its process goes on."""
+
+    number: int
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hook process may take: `concurrency` calls at once, each `timeout_s` long, and memory (None: no limit)."""
+
+    timeout_s: float
+    concurrency: int = 1
+    memory_bytes: int | None = None
+    grouped: bool = False
+    """The hook is given a list of executions."""
+
+
+Reply = Ready | Refused | Returned | Raised | Unusable | Overdue
+Answered = Returned | Raised | Unusable | Overdue
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _replies: Final = msgspec.msgpack.Decoder(Reply)

@@ -1,16 +1,19 @@
 """Hook processes and the calls that wait for them. Every call ends: by its value, by a named failure, or with the pool.
 
-    score(body) --> waiting --> lane: up to DEPTH calls in the pipe of one process, which runs one at a time
+    score(body) --> waiting --> lane: calls in the pipe of one process, which runs up to `concurrency` of them at once
                                   | overdue, died: the running call fails; the calls behind it go to a new process
 
-The deadline of a call begins when its process turns to it, not when it was sent. Calls are sent ahead only while the
-hook is fast; a slow one (a judge) is handed one call at a time, so that no call waits behind it while a lane is idle.
+The deadline of a call begins when its process turns to it, not when it was sent. With one call at a time, calls are sent
+ahead only while the hook is fast; a slow one (a judge) is handed one call at a time, so that no call waits behind it while a
+lane is idle. With several at once a call that waits too long is cancelled alone; when the whole process hangs or dies,
+those that ran in it run again one by one, so that the one that did it is charged for it and no other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
@@ -18,7 +21,7 @@ from typing import Any, Final
 
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.reward.errors import HookDiedError, HookProcessError, HookTimeoutError
-from physarum.actors.reward.frames import Call, Raised, Reply, Returned, Unusable
+from physarum.actors.reward.frames import Answered, Call, Limits, Overdue, Raised, Reply, Returned
 from physarum.actors.reward.process import HookProcess, ProcessEndedError
 
 _log = logging.getLogger(__name__)
@@ -26,6 +29,8 @@ _log = logging.getLogger(__name__)
 DEPTH: Final = 16
 _FAST_S: Final = 0.01
 _WEIGHT: Final = 0.2
+_GRACE_S: Final = 2.0
+"""A process that runs several calls ends an overdue one itself; one that does not, hangs."""
 
 
 class _Waiting:
@@ -33,6 +38,7 @@ class _Waiting:
 
     def __init__(self, call: Call) -> None:
         self.call = call
+        self.began_at = 0.0
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def succeed(self, value: Any) -> None:
@@ -47,8 +53,8 @@ class _Waiting:
 class Pool:
     """`workers` processes of one hook."""
 
-    def __init__(self, hook: str, args: dict[str, Any], workers: int, timeout_s: float) -> None:
-        self.hook, self.args, self.timeout_s = hook, args, timeout_s
+    def __init__(self, hook: str, args: dict[str, Any], workers: int, limits: Limits) -> None:
+        self.hook, self.args, self.limits = hook, args, limits
         self._workers = workers
         self.waiting: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._numbers = 0
@@ -73,6 +79,8 @@ class Pool:
     @property
     def depth(self) -> int:
         """Calls that one process may hold."""
+        if self.limits.concurrency > 1:
+            return self.limits.concurrency
         return DEPTH if self._mean_s is not None and self._mean_s < _FAST_S else 1
 
     @property
@@ -80,10 +88,10 @@ class Pool:
         """Calls that keep every process busy; more would only wait here instead of at another worker."""
         return self._workers * self.depth
 
-    async def score(self, body: bytes) -> Any:
-        """The hook's value for one execution (its wire form). Raises HookFailedError or BadHookResultError."""
+    async def score(self, *bodies: bytes) -> Any:
+        """The hook's value for one execution, or a group of them (wire forms). Raises HookFailedError or BadHookResultError."""
         self._numbers += 1
-        one = _Waiting(Call(self._numbers, body))
+        one = _Waiting(Call(self._numbers, list(bodies)))
         self.waiting.put_nowait(one)
         return await one.result
 
@@ -93,22 +101,23 @@ class Pool:
 
 
 class _Lane:
-    """One process after the other, and the calls that are in its pipe: the first of them is running."""
+    """One process after the other, and the calls that are in its pipe: the first `concurrency` of them are running."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._process: HookProcess | None = None
-        self._sent: deque[_Waiting] = deque()
+        self._sent: dict[int, _Waiting] = {}
+        self._suspects: deque[_Waiting] = deque()
+        self._suspect_runs = False
         self._room = asyncio.Event()
-        self._began_at = 0.0
-        self._deadline: asyncio.TimerHandle | None = None
+        self._clocks: dict[int, asyncio.TimerHandle] = {}
 
     async def start(self) -> HookProcess:
-        self._process = await HookProcess.start(self._pool.hook, self._pool.args)
+        self._process = await HookProcess.start(self._pool.hook, self._pool.args, self._pool.limits)
         return self._process
 
     async def close(self) -> None:
-        self._stop_clock()
+        self._stop_clocks()
         if self._process is not None:
             await self._process.close()
 
@@ -117,25 +126,34 @@ class _Lane:
         process = self._process or await self.start()
         while True:
             await self._serve(process)
-            self._stop_clock()
-            ending = await process.close()
-            if self._sent:
-                self._sent.popleft().fail(self._failure(process, ending))
+            self._stop_clocks()
+            self._charge(process, await process.close())
             process = await self.start()
+
+    def _charge(self, process: HookProcess, ending: str) -> None:
+        """The running call fails, where it ran alone; several that ran together are tried alone."""
+        running = [self._sent.pop(one.call.number) for one in self._running()]
+        if len(running) == 1:
+            running[0].fail(self._failure(process, ending))
+        else:
+            self._suspects.extend(running)
+        self._suspect_runs = False
 
     def _failure(self, process: HookProcess, ending: str) -> HookFailedError:
         if process.overdue:
-            return HookTimeoutError(
-                f"the reward hook did not return within reward.timeout_s = {self._pool.timeout_s:g} s; its process was killed"
-            )
+            return self._overdue("its process was killed")
         return HookDiedError(f"the reward hook's process {ending} during the call")
+
+    def _overdue(self, consequence: str) -> HookTimeoutError:
+        option = "reward.group.timeout_s" if self._pool.limits.grouped else "reward.timeout_s"
+        limit = f"{option} = {self._pool.limits.timeout_s:g} s"
+        return HookTimeoutError(f"the reward hook did not return within {limit}; {consequence}")
 
     async def _serve(self, process: HookProcess) -> None:
         """Returns when the process has ended; what it had not answered is still in `_sent`."""
-        for one in self._sent:
+        for one in self._sent.values():
             process.send(one.call)
-        if self._sent:
-            self._start_clock(process)
+        self._start_clocks(process)
         feeder = asyncio.create_task(self._feed(process), name="reward feeder")
         try:
             while True:
@@ -147,42 +165,54 @@ class _Lane:
 
     async def _feed(self, process: HookProcess) -> None:
         while True:
-            while len(self._sent) >= self._pool.depth:
+            while len(self._sent) >= (1 if self._suspects or self._suspect_runs else self._pool.depth):
                 self._room.clear()
                 await self._room.wait()
-            one = await self._pool.waiting.get()
-            self._sent.append(one)
+            self._suspect_runs = bool(self._suspects)
+            one = self._suspects.popleft() if self._suspects else await self._pool.waiting.get()
+            self._sent[one.call.number] = one
             process.send(one.call)
-            if len(self._sent) == 1:
-                self._start_clock(process)
+            self._start_clocks(process)
 
     def _take(self, reply: Reply, process: HookProcess) -> None:
-        """The reply of the running call; the next one begins."""
-        self._stop_clock()
-        if not self._sent or not isinstance(reply, (Returned, Raised, Unusable)):
-            raise HookProcessError(f"the reward hook's process sent {type(reply).__name__} while no call was running")
-        one = self._sent.popleft()
-        if reply.number != one.call.number:
+        """The reply of a running call; the next one begins."""
+        if not isinstance(reply, Answered):
             raise HookProcessError(
-                f"the reward hook's process answered call {reply.number}; expected {one.call.number}"
+                f"the reward hook's process sent {type(reply).__name__}; expected the reply to a call"
             )
-        self._pool.measured(asyncio.get_running_loop().time() - self._began_at)
+        if reply.number not in (running := [one.call.number for one in self._running()]):
+            raise HookProcessError(f"the reward hook's process answered call {reply.number}; expected one of {running}")
+        one = self._sent.pop(reply.number)
+        self._clocks.pop(reply.number).cancel()
+        self._pool.measured(asyncio.get_running_loop().time() - one.began_at)
+        self._end(one, reply)
+        self._suspect_runs = False
+        self._start_clocks(process)
+        self._room.set()
+
+    def _end(self, one: _Waiting, reply: Answered) -> None:
         if isinstance(reply, Returned):
             one.succeed(reply.value)
         elif isinstance(reply, Raised):
             one.fail(HookFailedError(f"the reward hook raised {reply.reason}"))
+        elif isinstance(reply, Overdue):
+            one.fail(self._overdue("it was cancelled"))
         else:
             one.fail(BadHookResultError(reply.reason))
-        if self._sent:
-            self._start_clock(process)
-        self._room.set()
 
-    def _start_clock(self, process: HookProcess) -> None:
-        loop = asyncio.get_running_loop()
-        self._began_at = loop.time()
-        self._deadline = loop.call_later(self._pool.timeout_s, process.kill_overdue)
+    def _running(self) -> list[_Waiting]:
+        return list(itertools.islice(self._sent.values(), self._pool.limits.concurrency))
 
-    def _stop_clock(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _start_clocks(self, process: HookProcess) -> None:
+        """Of the calls that now run."""
+        loop, limits = asyncio.get_running_loop(), self._pool.limits
+        limit_s = limits.timeout_s + (_GRACE_S if limits.concurrency > 1 else 0.0)
+        for one in self._running():
+            if one.call.number not in self._clocks:
+                one.began_at = loop.time()
+                self._clocks[one.call.number] = loop.call_later(limit_s, process.kill_overdue)
+
+    def _stop_clocks(self) -> None:
+        for clock in self._clocks.values():
+            clock.cancel()
+        self._clocks.clear()

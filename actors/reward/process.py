@@ -9,11 +9,12 @@ import signal
 import sys
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.reward.errors import HookProcessError
-from physarum.actors.reward.frames import LENGTH, Call, Ready, Refused, Reply, frame, read_reply
+from physarum.actors.reward.frames import LENGTH, Call, Limits, Ready, Refused, Reply, frame, read_reply
 
 _START_S: Final = 300.0
 """Importing a hook may load a model; a process that is silent for longer does not start any more."""
@@ -34,7 +35,7 @@ class HookProcess:
         self._ending: str | None = None
 
     @classmethod
-    async def start(cls, hook: str, args: dict[str, Any]) -> HookProcess:
+    async def start(cls, hook: str, args: dict[str, Any], limits: Limits) -> HookProcess:
         """Returns once the hook is imported. Raises UnrecoverableError (refused hook) or HookProcessError."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -43,6 +44,7 @@ class HookProcess:
             str(os.getpid()),
             hook,
             orjson.dumps(args).decode(),
+            msgspec.json.encode(limits).decode(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -80,7 +82,7 @@ class HookProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill_overdue(self) -> None:
-        """The current call has run out of time."""
+        """A running call has run out of time."""
         self.overdue = True
         self.kill()
 

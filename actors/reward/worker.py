@@ -1,4 +1,4 @@
-"""A hook process: `python -m physarum.actors.reward.worker PARENT_PID HOOK ARGS_JSON`, one call at a time.
+"""A hook process: `python -m physarum.actors.reward.worker PARENT_PID HOOK ARGS_JSON LIMITS_JSON`.
 
 The user's code runs here and nowhere else: whatever it does (hang, exit, exhaust memory) ends this process, not the
 actor. It cannot reach the pipes: its standard output is the actor's log, its standard input is empty.
@@ -7,21 +7,26 @@ actor. It cannot reach the pipes: its standard output is the actor's log, its st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import inspect
 import os
+import resource
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final
 
+import msgspec
 import numpy as np
 import orjson
 
 from physarum.actors.reward.frames import (
     LENGTH,
     Call,
+    Limits,
+    Overdue,
     Raised,
     Ready,
     Refused,
@@ -47,10 +52,12 @@ Hook = Callable[..., Any]
 
 def main(arguments: list[str]) -> int:
     """Serves calls until the actor closes the pipe."""
-    parent, name, args_json = arguments
+    parent, name, args_json, limits_json = arguments
+    limits = msgspec.json.decode(limits_json, type=Limits)
     _die_with(int(parent))
     start_reaper()
     calls, replies = _take_pipes()
+    _limit_memory(limits)
     try:
         args = orjson.loads(args_json)
         hook: Hook = load_hook(name)  # type: ignore[assignment]  # check_signature: it can be called
@@ -60,23 +67,65 @@ def main(arguments: list[str]) -> int:
         return 1
     _send(replies, Ready())
     with asyncio.Runner() as runner:
+        if limits.concurrency > 1:
+            runner.run(serve_together(calls, replies, hook, args, limits))
+            return 0
         while (body := _read(calls)) is not None:
-            _send(replies, answer(read_call(body), hook, args, runner))
+            _send(replies, answer(read_call(body), hook, args, limits, runner))
     return 0
 
 
-def answer(call: Call, hook: Hook, args: dict[str, Any], runner: asyncio.Runner) -> Reply:
+async def serve_together(calls: BinaryIO, replies: BinaryIO, hook: Hook, args: dict[str, Any], limits: Limits) -> None:
+    """Calls run as tasks of one loop, until the pipe is closed. The actor never sends more than `concurrency` of them."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), calls)
+    async with asyncio.TaskGroup() as group:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                call = read_call(await reader.readexactly(size))
+                group.create_task(_answer_one(call, replies, hook, args, limits))
+
+
+async def _answer_one(call: Call, replies: BinaryIO, hook: Hook, args: dict[str, Any], limits: Limits) -> None:
+    _send(replies, await answer_in_time(call, hook, args, limits))
+
+
+async def answer_in_time(call: Call, hook: Hook, args: dict[str, Any], limits: Limits) -> Reply:
+    """As `answer`, beside other calls; one that waits for longer than its deadline is cancelled."""
+    deadline = asyncio.timeout(limits.timeout_s)
+    try:
+        async with deadline:
+            value = hook(_subject(call, limits), **args)
+            if inspect.isawaitable(value):
+                value = await value
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
+        return Overdue(call.number) if deadline.expired() else Raised(call.number, describe(error))
+    return _returned(call.number, value)
+
+
+def answer(call: Call, hook: Hook, args: dict[str, Any], limits: Limits, runner: asyncio.Runner) -> Reply:
     """One call; every outcome short of the process's end is a reply."""
     try:
-        value = hook(decode(call.body, Execution), **args)
+        value = hook(_subject(call, limits), **args)
         if inspect.isawaitable(value):
             value = runner.run(_awaited(value))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
         return Raised(call.number, describe(error))
+    return _returned(call.number, value)
+
+
+def _subject(call: Call, limits: Limits) -> Execution | list[Execution]:
+    """What the hook is called with."""
+    executions = [decode(body, Execution) for body in call.bodies]
+    return executions if limits.grouped else executions[0]
+
+
+def _returned(number: int, value: Any) -> Reply:
     try:
-        return Returned(call.number, plain(value))
+        return Returned(number, plain(value))
     except CodecError as error:
-        return Unusable(call.number, str(error))
+        return Unusable(number, str(error))
 
 
 def describe(error: BaseException) -> str:
@@ -110,6 +159,12 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _limit_memory(limits: Limits) -> None:
+    """A hook that asks for more gets MemoryError, instead of the machine running out."""
+    if limits.memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

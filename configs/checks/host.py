@@ -13,6 +13,8 @@ from pathlib import Path
 from physarum.configs.devices import assign_devices, device_groups, present_devices
 from physarum.configs.errors import ConfigError, Problem, SecretError, Severity
 from physarum.configs.origin import KeyPath, display_path, dotted
+from physarum.configs.reward_rules import given_options
+from physarum.configs.reward_types import BackendReward
 from physarum.configs.root import RootConfig
 from physarum.configs.secrets import read_secret
 
@@ -30,6 +32,7 @@ def check_secrets(config: RootConfig) -> Iterator[Problem]:
         ("checkpoint", "token_env"): config.checkpoint.token_env,
         ("model", "hub", "token_env"): config.model.hub.token_env if config.model.hub is not None else None,
     }
+    named |= {(*key, "token_env"): backend.token_env for key, backend in given_options(config.reward, BackendReward)}
     for key, variable in named.items():
         try:
             read_secret(variable)

@@ -5,7 +5,9 @@
 | source.hook, evaluation.hook | (seed, **args) | hooks.Rows |
 | source.curriculum.hook | (seed, **args) | a Curriculum |
 | rollout.generate | async (task, client, **args) | samples |
-| reward.hook | (execution, **args), sync or async | a reward |
+| reward.hook | (execution, **args), sync or async (async with reward.concurrency > 1) | a reward |
+| reward.group.hook | (executions, **args), likewise | a list of rewards |
+| reward.custom_rm | async (args, sample) or (args, samples) | a reward, or a list of them |
 | model.factory.hook | (folder, **args) | nothing: it fills the folder |
 | trainer.algorithm.advantage | (batch, **hook_args) | advantages [T] |
 | trainer.algorithm.loss | (logprobs, columns, **hook_args) | a loss per token [N] |
@@ -75,7 +77,13 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
     for key, part in source.parts():
         yield _rows_use(("source", *key), part)
     yield _Use(("rollout", "generate"), config.rollout.generate, ("task", "client"), config.rollout.args, is_async=True)
-    yield _Use(("reward", "hook"), config.reward.hook, ("execution",), config.reward.args)
+    reward = config.reward
+    together = reward.concurrency > 1  # in one event loop
+    yield _Use(("reward", "hook"), reward.hook, ("execution",), reward.args, is_async=together)
+    if reward.group is not None:
+        grouped = reward.group
+        yield _Use(("reward", "group", "hook"), grouped.hook, ("executions",), grouped.args, is_async=together)
+    yield _Use(("reward", "custom_rm"), reward.custom_rm, ("args", "sample"), {}, is_async=True)
     if source.curriculum is not None:
         chosen = source.curriculum
         yield _Use(("source", "curriculum", "hook"), chosen.hook, ("seed",), chosen.args)

@@ -81,6 +81,7 @@ def test_a_sound_run_has_no_problem(recipe: Path) -> None:
         ("rollout.args={turn: 4}", ["unexpected keyword argument 'turn'"]),
         ("rollout.generate=json:dumps", ["too many positional arguments"]),
         ("reward.hook=json:nothing", ["no `nothing` in json"]),
+        ("reward.concurrency=2", ["score, which is not async", "declare it `async def`"]),
     ],
 )
 def test_a_hook_that_cannot_serve_is_refused(recipe: Path, word: str, parts: list[str]) -> None:

@@ -1,0 +1,135 @@
+"""Rewards that compare the members of a group: the one reward process that leads gathers them and has them scored together.
+
+    EPISODES --lease, held--> gathered by group --complete, or nobody came for wait_s--> hook process: one value per member
+                                                     | fails: every member has another try
+                                                     +-> SAMPLES, each acknowledged after its own receipt
+
+Invariant: as for single executions, one leaves EPISODES only after its scored form is stored, or buried with its reason.
+There is one owner for all groups (lease `group-rewards`): whoever leases a member must get the others too. Members are held
+until their group is complete, however many that are: what is under way is bounded by admission, and by the stream's size.
+A leader that ends gives all of them back; the next one gathers them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from physarum.actors.errors import BadHookResultError, HookFailedError
+from physarum.actors.leadership import leading
+from physarum.actors.reward.gathering import Gathered, Gathering
+from physarum.actors.reward.judges import engines_file
+from physarum.actors.reward.pool import Pool
+from physarum.actors.reward.scorer import group_scorer_of, limits_of
+from physarum.actors.reward.values import apply_reward
+from physarum.actors.waiting import unless_draining
+from physarum.bus.codec import encode
+from physarum.bus.records import Execution
+from physarum.bus.work import Delivery, WorkQueue
+
+if TYPE_CHECKING:
+    from physarum.actors.reward.actor import RewardActor
+
+_log = logging.getLogger(__name__)
+
+LEASE: Final = "group-rewards"
+_BATCH: Final = 64
+_DRAIN_GRACE_S: Final = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An execution that waits for its group; `body` is its wire form, with the reward of its own where it has one."""
+
+    delivery: Delivery
+    execution: Execution
+    body: bytes
+
+
+class GroupWork:
+    """The training executions of a run whose reward is the group's."""
+
+    def __init__(self, actor: RewardActor, queue: str) -> None:
+        assert actor.config.reward.group is not None  # asked by the actor
+        self._actor, self._queue, self._group = actor, queue, actor.config.reward.group
+        self._gathering: Gathering[Member] = Gathering()
+        self._clocks: dict[str, asyncio.TimerHandle] = {}
+
+    async def run(self) -> None:
+        """Leads once nobody else does, until draining."""
+        context, reward = self._actor.context, self._actor.config.reward
+        scorer = group_scorer_of(self._group, reward.workers, context.folder, engines_file(context))
+        async with leading(context, LEASE) as lease:
+            if lease is None:
+                return
+            pool = Pool(scorer.hook, scorer.args, reward.workers, limits_of(reward, self._group))
+            async with pool.open(), self._actor.queue(self._queue).open() as queue, asyncio.TaskGroup() as tasks:
+                await self._gather(queue, pool, tasks)
+
+    async def _gather(self, queue: WorkQueue, pool: Pool, tasks: asyncio.TaskGroup) -> None:
+        """Leases all there is, until draining; the task group then waits for what is being scored."""
+        context = self._actor.context
+        try:
+            while not context.draining.is_set():
+                await context.resumed.wait()
+                fetch = queue.fetch(_BATCH, context.config.bus.fetch_timeout_s)
+                for delivery in await unless_draining(context, fetch, _DRAIN_GRACE_S) or []:
+                    tasks.create_task(self._one(delivery, pool, tasks), name=f"member {delivery.sequence}")
+        finally:
+            for clock in self._clocks.values():
+                clock.cancel()
+
+    async def _one(self, delivery: Delivery, pool: Pool, tasks: asyncio.TaskGroup) -> None:
+        opened = await self._actor.opened(delivery)
+        if opened is None or not await self._actor.scored(delivery, *opened):
+            return
+        execution, body = opened
+        task = execution.task
+        own = encode(execution) if self._actor.config.reward.scores else body
+        group = self._gathering.add(task, Member(delivery, execution, own))
+        self._actor.numbers["waiting"] = self._gathering.waiting
+        if (clock := self._clocks.pop(task.group, None)) is not None:
+            clock.cancel()
+        if group is not None:
+            await self._score(task.group, group, pool)
+        elif not self._actor.context.draining.is_set():
+            late = asyncio.get_running_loop().call_later
+            self._clocks[task.group] = late(self._group.wait_s, self._stop_waiting, task.group, pool, tasks)
+
+    def _stop_waiting(self, name: str, pool: Pool, tasks: asyncio.TaskGroup) -> None:
+        self._clocks.pop(name, None)
+        group = self._gathering.take(name)
+        if group is not None:
+            _log.warning(
+                "group %s is scored with %d of %d members: no other came for reward.group.wait_s = %g s",
+                name,
+                len(group.members),
+                group.size,
+                self._group.wait_s,
+            )
+            tasks.create_task(self._score(name, group, pool), name=f"group {name}")
+
+    async def _score(self, name: str, group: Gathered[Member], pool: Pool) -> None:
+        compared, doubles = group.compared, list(group.doubles)
+        try:
+            values = _checked(await pool.score(*(member.body for member in compared)), len(compared))
+            pairs = [*zip(compared, values, strict=True), *((member, values[place]) for place, member in doubles)]
+            for member, value in pairs:
+                apply_reward(member.execution, value, self._actor.config.reward.weights)
+        except (HookFailedError, BadHookResultError) as error:
+            for member in (*compared, *(member for _, member in doubles)):
+                await self._actor.fail(member.delivery, error, f"group {name}: ")
+            return
+        for member, _ in pairs:
+            await self._actor.publish(member.delivery, "samples", member.execution)
+
+
+def _checked(values: Any, members: int) -> Sequence[Any]:
+    if not isinstance(values, list) or len(values) != members:
+        raise BadHookResultError(
+            f"the group reward hook returned {values!r:.80} for {members} executions; expected a list with one reward for each"
+        )
+    return values

@@ -1,0 +1,88 @@
+"""Which hook scores a run's executions: the user's own, or the one behind a ready-made reward or a function of slime's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from physarum.actors.context import RunFolder
+from physarum.actors.errors import UnrecoverableError
+from physarum.actors.reward.frames import Limits
+from physarum.agents.rewards.custom import HOOK as CUSTOM_HOOK
+from physarum.agents.rewards.errors import SandboxError
+from physarum.agents.rewards.sandbox import Sandbox
+from physarum.agents.rewards.scoring import HOOK
+from physarum.agents.rewards.tournaments.judged import HOOK as TOURNAMENT_HOOK
+from physarum.configs.reward import GroupRewardConfig, RewardConfig
+from physarum.configs.reward_rules import given_options
+from physarum.configs.reward_types import GROUP_SECTIONS, BackendReward, ChatReward, CodeReward, section_of
+from physarum.configs.types import Arguments, Section
+
+
+class Scorer(NamedTuple):
+    """A hook `(execution, **args)`, as its name."""
+
+    hook: str
+    args: Arguments
+
+
+def scorer_of(reward: RewardConfig, folder: RunFolder, engines: Path) -> Scorer | None:
+    """None where nothing scores: executions pass through. `engines`: where judges of this run are found (judges.py)."""
+    if reward.hook is not None:
+        return Scorer(reward.hook, reward.args)
+    tokenizer = str(folder.start_model)
+    if reward.custom_rm is not None:
+        given: Arguments = {"function": reward.custom_rm, "args": reward.args, "batched": reward.batched}
+        return Scorer(CUSTOM_HOOK, {**given, "folder": tokenizer})
+    if reward.type is None:
+        return None
+    rows: Arguments = {
+        name: _shared(section_of(name), args, reward.processes, engines) for name, args in reward.row_types.items()
+    }
+    args = _shared(section_of(reward.type), reward.args, reward.processes, engines)
+    return Scorer(HOOK, {"name": reward.type, "args": args, "row_types": rows, "folder": tokenizer})
+
+
+def group_scorer_of(group: GroupRewardConfig, workers: int, folder: RunFolder, engines: Path) -> Scorer:
+    """The hook `(executions, **args)` of the one process that scores groups."""
+    if group.hook is not None:
+        return Scorer(group.hook, group.args)
+    assert group.type is not None  # exactly one is set
+    shared = _shared(GROUP_SECTIONS[group.type], group.args, workers, engines)
+    return Scorer(TOURNAMENT_HOOK, {"args": shared, "folder": str(folder.start_model)})
+
+
+def limits_of(reward: RewardConfig, group: GroupRewardConfig | None = None) -> Limits:
+    """Of a hook process, for executions or for groups."""
+    return Limits(
+        timeout_s=reward.timeout_s if group is None else group.timeout_s,
+        concurrency=reward.concurrency,
+        memory_bytes=None if reward.memory_mib is None else reward.memory_mib << 20,
+        grouped=group is not None,
+    )
+
+
+def _shared(section: type[Section], args: Arguments, processes: int, engines: Path) -> Arguments:
+    """The options as each hook process gets them: its equal share of what the whole run may ask of a service."""
+    options = section.model_validate_json(orjson.dumps(args))
+    if not isinstance(options, BackendReward):
+        return args
+    shared = dict(args)
+    if options.rate_per_s is not None:
+        shared["rate_per_s"] = options.rate_per_s / processes
+    if options.concurrency is not None:
+        shared["concurrency"] = options.concurrency // processes
+    if isinstance(options, ChatReward) and options.engine is not None:
+        shared["engines_file"] = str(engines)
+    return shared
+
+
+async def check_sandbox(reward: RewardConfig) -> None:
+    """Runs a program in the sandbox that answers would run in. Raises UnrecoverableError where that is not possible here."""
+    for _, options in given_options(reward, CodeReward):
+        try:
+            await Sandbox(options).probe()
+        except SandboxError as error:
+            raise UnrecoverableError(str(error)) from error

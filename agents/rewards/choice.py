@@ -1,0 +1,116 @@
+"""One letter of several options.
+
+A letter counts where it is declared: boxed, behind `answer`, `option` or `choice`, as `(C) is correct`, or alone on the
+last line. A stray capital (`I think`) does not. The last declaration counts, and one that names two letters counts for
+none, so listing all options earns nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import deque
+from typing import Any, Final
+
+from physarum.agents.rewards.answer import Answer
+from physarum.agents.rewards.errors import RewardError
+from physarum.agents.rewards.extraction import after_thinking, last_boxed
+from physarum.configs.reward_types import ChoiceReward
+
+_DRESS: Final = r"[\s*_($\[{\"'`]{0,8}"
+_LETTER: Final = rf"{_DRESS}(?:\\(?:text|mathrm|textbf)\{{)?{_DRESS}(?-i:([A-Z]))(?![A-Za-z0-9'\u2019])"
+_DECLARED: Final = re.compile(
+    rf"\b(?:answer|option|choice)\b(?:\s{{1,4}}is\b)?\s{{0,4}}[:=]?{_LETTER}"
+    rf"|(?<![A-Za-z0-9]){_LETTER}[\s*_)\]}}]{{0,8}}is\s{{1,4}}(?:the\s{{1,4}})?correct",
+    re.IGNORECASE,
+)
+_ANOTHER: Final = re.compile(
+    r"[\s*_)\]}.]{0,8}(?:,|/|&|\bor\b|\band\b)[\s*_(\[{]{0,8}(?:or\s|and\s)?[\s(]{0,4}[A-Z](?![A-Za-z0-9])"
+)
+_ALONE: Final = re.compile(r"[\s*_(\[{$]*([A-Z])[\s*_)\]}$.:]*")
+_LISTED: Final = re.compile(r"[\s*_(\[{$]*([A-Z])[.):]\s.*", re.DOTALL)
+_WORDS: Final = re.compile(r"[^\w]+")
+
+
+def score_choice(answer: Answer, options: ChoiceReward) -> float:
+    """1.0 for the right option, else 0.0. Raises RewardError for a row from which the right one cannot be told."""
+    choices = _choices(answer.metadata)
+    letters = _letters(answer, choices, options)
+    right = _right(answer, choices, letters)
+    text = after_thinking(answer.text)
+    said = declared(text)
+    if said is None and options.by_text and choices:
+        said = _by_text(text, choices, letters)
+    return float(said is not None and said == right)
+
+
+def declared(text: str) -> str | None:
+    """The letter that the text declares; None where it declares none, or two at once."""
+    boxed = last_boxed(text)
+    if boxed is not None:
+        bare = boxed.replace("\\text", "").replace("\\mathrm", "")
+        found = _ALONE.fullmatch(bare) or _LISTED.fullmatch(bare)
+        return found[1] if found else None
+    last = next(iter(deque(_DECLARED.finditer(text), maxlen=1)), None)
+    if last is not None:
+        return None if _ANOTHER.match(text, last.end()) else last[1] or last[2]
+    lines = text.strip().splitlines()
+    alone = _ALONE.fullmatch(lines[-1][:64]) if lines else None
+    return alone[1] if alone else None
+
+
+def _choices(metadata: dict[str, Any]) -> list[str]:
+    given = metadata.get("choices")
+    values = given.values() if isinstance(given, dict) else given if isinstance(given, list) else []
+    return [str(one) for one in values]
+
+
+def _letters(answer: Answer, choices: list[str], options: ChoiceReward) -> list[str]:
+    given = answer.metadata.get("valid_letters")
+    if isinstance(given, (list, str)) and given:
+        letters = [str(one).upper() for one in given]
+    elif isinstance(named := answer.metadata.get("choices"), dict) and all(len(str(key)) == 1 for key in named):
+        letters = [str(key).upper() for key in named]
+    else:
+        letters = list(string.ascii_uppercase[: len(choices)] if choices else options.letters)
+    if choices and len(letters) != len(choices):
+        raise RewardError(
+            f"task {answer.task} has {len(choices)} choices and the letters {letters}; expected one for each"
+        )
+    return letters
+
+
+def _right(answer: Answer, choices: list[str], letters: list[str]) -> str:
+    """`correct_letter`, a label that is a letter, an index from 0, or the text of one choice."""
+    given = answer.metadata.get("correct_letter", answer.label)
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(letters):
+        return letters[given]
+    if isinstance(given, str):
+        if given.strip().upper() in letters:
+            return given.strip().upper()
+        same = [letter for letter, choice in zip(letters, choices, strict=False) if _plain(choice) == _plain(given)]
+        if len(same) == 1:
+            return same[0]
+    raise RewardError(
+        f"task {answer.task} has the label {given!r:.80}; expected one of the letters {''.join(letters)}, an index from 0, or"
+        " the text of exactly one of metadata.choices"
+    )
+
+
+def _by_text(text: str, choices: list[str], letters: list[str]) -> str | None:
+    """The option whose text is boxed, or alone on the last line, or the only one that the text holds."""
+    lines = text.strip().splitlines()
+    for place in (last_boxed(text), lines[-1] if lines else None):
+        if place is not None:
+            same = [letter for letter, one in zip(letters, choices, strict=True) if _plain(one) == _plain(place)]
+            if len(same) == 1:
+                return same[0]
+    spoken = f" {_plain(text)} "
+    held = [
+        letter for letter, one in zip(letters, choices, strict=True) if _plain(one) and f" {_plain(one)} " in spoken
+    ]
+    return held[0] if len(held) == 1 else None
+
+
+def _plain(text: str) -> str:
+    return _WORDS.sub(" ", text.casefold()).strip()

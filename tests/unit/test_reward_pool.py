@@ -1,0 +1,93 @@
+"""Several calls at once in one hook process: each has its own end, whatever the others do. Real processes, no bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from physarum.actors.errors import HookFailedError
+from physarum.actors.reward.errors import HookDiedError, HookTimeoutError
+from physarum.actors.reward.frames import Limits
+from physarum.actors.reward.pool import Pool
+from physarum.bus.codec import encode
+from physarum.bus.records import Execution, Sample, Task
+
+HOOKS = Path(__file__).parents[1] / "pool_hooks.py"
+
+
+def body(prompt: str) -> bytes:
+    task = Task(id="t", run="r", source="s", ordinal=0, group="g", group_size=1, member=0, prompt=prompt)
+    sample = Sample(
+        token_ids=np.arange(2, dtype=np.int32), prompt_len=1, loss_mask=np.zeros(1, np.bool_),
+        logprobs=np.zeros(1, np.float32), origin="demonstration",
+    )  # fmt: skip
+    return encode(Execution(id="e", task=task, samples=[sample], worker="w", started_at=0.0, finished_at=0.0))
+
+
+@asynccontextmanager
+async def pool(hook: str, limits: Limits, **args: Any) -> AsyncIterator[Pool]:
+    async with asyncio.timeout(60), Pool(f"{HOOKS}:{hook}", args, 1, limits).open() as opened:
+        yield opened
+
+
+async def scores(opened: Pool, *prompts: str) -> list[Any]:
+    """The value of each call, or what it failed with."""
+    return await asyncio.gather(*(opened.score(body(prompt)) for prompt in prompts), return_exceptions=True)
+
+
+async def test_calls_that_wait_for_each_other_end_in_one_process() -> None:
+    async with pool("meet", Limits(timeout_s=30, concurrency=5), parties=5) as opened:
+        assert await scores(opened, "4", "3", "2", "1", "0") == [4.0, 3.0, 2.0, 1.0, 0.0]
+        assert opened.capacity == 5
+
+
+async def test_a_call_that_waits_too_long_is_cancelled_and_its_neighbours_are_not() -> None:
+    async with pool("by_prompt", Limits(timeout_s=0.5, concurrency=3)) as opened:
+        late, raised, *fine = await scores(opened, "wait", "raise", "soon", "soon", "soon")
+    assert isinstance(late, HookTimeoutError) and "it was cancelled" in str(late)
+    assert type(raised) is HookFailedError and "no such answer" in str(raised)
+    assert fine == [1.0] * 3
+
+
+async def test_the_one_that_ends_the_process_is_charged_and_those_beside_it_are_not() -> None:
+    async with pool("by_prompt", Limits(timeout_s=30, concurrency=4)) as opened:
+        first, died, *fine = await scores(opened, "soon", "exit", "soon", "soon", "soon", "soon")
+    assert isinstance(died, HookDiedError) and "status 3" in str(died)
+    assert [first, *fine] == [1.0] * 5
+
+
+@pytest.mark.slow
+async def test_the_one_that_blocks_the_process_is_charged_and_those_beside_it_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("physarum.actors.reward.pool._GRACE_S", 0.2)
+    async with pool("by_prompt", Limits(timeout_s=0.3, concurrency=2)) as opened:
+        blocked, *fine = await scores(opened, "block", "soon", "soon")
+    assert isinstance(blocked, HookTimeoutError) and "its process was killed" in str(blocked)
+    assert fine == [1.0] * 2
+
+
+@pytest.mark.slow
+async def test_one_call_at_a_time_charges_only_the_running_one() -> None:
+    async with pool("by_prompt", Limits(timeout_s=0.5)) as opened:
+        first, blocked, last = await scores(opened, "soon", "block", "soon")
+    assert (first, last) == (1.0, 1.0)
+    assert isinstance(blocked, HookTimeoutError)
+
+
+async def test_a_groups_hook_is_given_all_its_executions() -> None:
+    async with pool("by_length", Limits(timeout_s=30, grouped=True)) as opened:
+        assert await opened.score(body("a"), body("b"), body("c")) == [2.0, 2.0, 2.0]
+
+
+async def test_a_hook_that_floods_memory_gets_an_error_and_its_process_goes_on() -> None:
+    async with pool("by_prompt", Limits(timeout_s=30, memory_bytes=4 << 30)) as opened:
+        flooded, fine = await scores(opened, "flood", "soon")
+    assert type(flooded) is HookFailedError and "MemoryError" in str(flooded)
+    assert fine == 1.0
