@@ -1,7 +1,7 @@
-"""How often and how fast a request is tried again: bounded attempts, exponential backoff, full jitter, one deadline.
+"""How often and how fast a request is tried again: bounded attempts, decorrelated jitter, one deadline.
 
-Jitter: uniform in [0, min(max, base * 2^k)] ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015), so that
-requests that failed together do not come back together.
+Jitter: uniform in [base, 3 * the wait before], at most max ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015),
+so that requests that failed together do not come back together.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ DEFAULT_RETRY: Final = RetryPolicy()
 _SHORTEST_TIMEOUT_S: Final = 0.001  # aiohttp takes 0 for "no timeout"
 
 
+def decorrelated_s(rng: random.Random, base_s: float, before_s: float, max_s: float) -> float:
+    """How long to wait after `before_s` (0: for the first time), in [min(base, max), max]."""
+    return min(max_s, rng.uniform(base_s, max(base_s, 3.0 * before_s)))
+
+
 class Retries:
     """The state of one request's retries."""
 
@@ -39,6 +44,7 @@ class Retries:
         self._policy = policy
         self._rng = rng
         self._ends_at = time.monotonic() + policy.deadline_s
+        self._waited_s = 0.0
         self.failures = 0
         self.last: Exception | None = None
 
@@ -62,8 +68,13 @@ class Retries:
     def progressed(self) -> None:
         """New tokens arrived: earlier failures no longer count."""
         self.failures = 0
+        self._waited_s = 0.0
+
+    def excuse(self, seconds: float) -> None:
+        """Time in which an engine was waited for and came: it does not count."""
+        self._ends_at += seconds
 
     async def back_off(self) -> None:
         """Wait before the next attempt, at most until the deadline."""
-        ceiling_s = min(self._policy.max_s, self._policy.base_s * 2.0 ** max(self.failures - 1, 0))
-        await asyncio.sleep(max(0.0, min(self._rng.uniform(0.0, ceiling_s), self.remaining_s)))
+        self._waited_s = decorrelated_s(self._rng, self._policy.base_s, self._waited_s, self._policy.max_s)
+        await asyncio.sleep(max(0.0, min(self._waited_s, self.remaining_s)))
