@@ -38,7 +38,7 @@ _UNKNOWN_CEILING: Final = 1 << 16
 class LoadSample(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's report at `at` (monotonic seconds). What a release does not report is None.
 
-    `prefilled_tokens`, `made_tokens`: since its start; `retracted`: requests it put back for want of KV since its start.
+    `prefilled_tokens`, `made_tokens`: since its start; `retracted`: requests it put back for want of KV, lately.
     """
 
     at: float
@@ -46,7 +46,7 @@ class LoadSample(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     used_tokens: int
     capacity_tokens: int | None = None
-    made_tokens: float = 0.0
+    made_tokens: float | None = None
     prefilled_tokens: int | None = None
     waiting_tokens: int | None = None
     retracted: int = 0
@@ -93,16 +93,17 @@ class Limit:
     def observe(self, sample: LoadSample) -> int:
         """The limit from now on."""
         last, self._last = self._last, sample
-        if last is None or sample.at <= last.at or sample.made_tokens < last.made_tokens:
+        if last is None or sample.at <= last.at or (sample.made_tokens or 0.0) < (last.made_tokens or 0.0):
             self._begin(sample)
             return self.value
         freed = self._account(last, sample)
         self._most_held = max(self._most_held, sample.used_tokens / max(1, sample.running))
         self._queue(last, sample)
         usage = sample.used_tokens / sample.capacity_tokens if sample.capacity_tokens else 0.0
-        growth = min(1.0, max(0.0, self._grown / self._made)) if self._made > 0 else 0.0
+        known = sample.made_tokens is not None and self._made > 0
+        growth = min(1.0, max(0.0, self._grown / self._made)) if known else 0.0
         self.forecast = usage * (1.0 + growth)
-        pressed = self._pressed(last, sample, usage)
+        pressed = self._pressed(sample, usage)
         self._calm |= sample.there <= self._exact
         if pressed and self._calm:
             self._shrink(sample, pressed)
@@ -119,7 +120,7 @@ class Limit:
 
     def _account(self, last: LoadSample, sample: LoadSample) -> float:
         """Tokens of KV that requests gave back since the last sample; averages what stays."""
-        made = sample.made_tokens - last.made_tokens
+        made = (sample.made_tokens or 0.0) - (last.made_tokens or 0.0)
         if sample.prefilled_tokens is not None and last.prefilled_tokens is not None:
             prefilled = max(0, sample.prefilled_tokens - last.prefilled_tokens)
             made += prefilled
@@ -140,10 +141,10 @@ class Limit:
             since = min(since, sample.waiting_tokens / self._prefill_rate)
         self.queue_s = since
 
-    def _pressed(self, last: LoadSample, sample: LoadSample, usage: float) -> str:
+    def _pressed(self, sample: LoadSample, usage: float) -> str:
         rules = self._rules
-        if sample.retracted > last.retracted:
-            return f"{sample.retracted - last.retracted} requests were preempted"
+        if sample.retracted:
+            return f"{sample.retracted} requests were preempted"
         if usage > (1.0 + rules.kv_target) / 2 or self.forecast > _OVERFLOW:
             return f"KV usage {usage:.2f}, on its way to {self.forecast:.2f}"
         if self.queue_s > rules.queue_target_s:

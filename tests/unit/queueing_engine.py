@@ -33,6 +33,7 @@ class Engine:
     made: float = 0.0
     prefilled: float = 0.0
     preempted: int = 0
+    reported: int = 0
     served: int = 0
     now: float = 0.0
 
@@ -71,7 +72,7 @@ class Engine:
         self.held, self.left = self.held[running], self.left[running]
 
     def sample(self) -> LoadSample:
-        return LoadSample(
+        report = LoadSample(
             at=self.now,
             running=len(self.held),
             waiting=len(self.queue),
@@ -80,8 +81,10 @@ class Engine:
             made_tokens=self.made,
             prefilled_tokens=int(self.prefilled),
             waiting_tokens=int(sum(prompt for prompt, _ in self.queue)),
-            retracted=self.preempted,
+            retracted=self.preempted - self.reported,
         )
+        self.reported = self.preempted
+        return report
 
 
 def lognormal(prompt: int, mean: float, sigma: float, cap: int) -> Lengths:
