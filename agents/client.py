@@ -37,6 +37,7 @@ from physarum.agents.errors import (
     NoEngineError,
     OffPinError,
 )
+from physarum.agents.fleet.choice import Wanted
 from physarum.agents.held import Held, check_sampling
 from physarum.agents.journal import Journal
 from physarum.agents.meter import BusyMeter
@@ -54,6 +55,15 @@ _JSON: Final = {"Content-Type": "application/json"}
 _BODY_EXCERPT_CHARS: Final = 500
 _ROUTER_GRACE_S: Final = 0.2
 """Beyond its deadline, for a router to say by itself why there is no engine."""
+
+
+class _Session:
+    """Which engine served an episode last: the next request prefers it. One for each episode, shared by its requests."""
+
+    def __init__(self, resumed: bool = False) -> None:
+        self.engine = ""
+        self.resumed = resumed
+
 
 # (engine, reported label, submitted at, answered at: Unix seconds) -> the oldest label the tokens may hold.
 OldestVersion = Callable[[EngineRef, str, float, float], str]
@@ -97,6 +107,8 @@ class EngineClient:
         self._rng = rng or random.Random()
         self._rid_prefix = ""
         self._pin: int | None = None
+        self._minimum: int | None = None
+        self._affinity = _Session()
         self.journal: Journal | None = None
         self.meter = meter or BusyMeter()
         self.flaws: Counter[str] = Counter()
@@ -120,7 +132,14 @@ class EngineClient:
         view._sampling = {**self._sampling, **task.sampling}
         view._rid_prefix = f"{task.id}:"
         view._pin = task.pin
+        view._affinity = _Session(resumed=bool(task.begun))
         view.journal = Journal(task.begun)
+        return view
+
+    def at_least(self, number: int) -> EngineClient:
+        """A view that is served by weights of this number or newer ones."""
+        view = copy.copy(self)
+        view._minimum = number
         return view
 
     async def generate(
@@ -153,9 +172,9 @@ class EngineClient:
 
     async def _send(self, held: Held, retries: Retries) -> Reply:
         """One request on one engine; its reply is added to `held`."""
-        ref = await self._pick(held, retries)
-        rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
         prompt = held.next_prompt()
+        ref = await self._pick(held, prompt, retries)
+        rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
         request = build_request(prompt, held.next_sampling(), rid, ref.version if self._cache_per_version else None)
         submitted_at = time.time()
         try:
@@ -164,6 +183,8 @@ class EngineClient:
                 body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
             )
             self._check_pin(reply, ref)
+            self._router.served(ref, len(reply.token_ids))
+            self._affinity.engine = ref.instance
         except (EngineFailedError, OffPinError, aiohttp.ClientError, TimeoutError) as error:
             self._router.failed(ref, error)
             raise
@@ -173,12 +194,24 @@ class EngineClient:
         held.add(reply, rid)
         return reply
 
-    async def _pick(self, held: Held, retries: Retries) -> EngineRef:
+    async def _pick(self, held: Held, prompt: npt.NDArray[np.int32], retries: Retries) -> EngineRef:
+        """Waiting for an engine that comes is not charged to the request; only absence has its deadline."""
+        wanted = Wanted(
+            tokens=prompt,
+            max_new_tokens=held.next_sampling()["max_new_tokens"],
+            number=self._pin,
+            minimum=self._minimum,
+            prefers=self._affinity.engine,
+            resumes=self._affinity.resumed or held.count > 0 or retries.failures > 0,
+        )
+        since = time.monotonic()
         try:
-            async with asyncio.timeout(retries.remaining_s + _ROUTER_GRACE_S):
-                return await self._router.pick(retries.remaining_s, self._pin)
+            async with asyncio.timeout(max(self._retry.room_s, retries.remaining_s) + _ROUTER_GRACE_S):
+                ref = await self._router.pick(retries.remaining_s, wanted)
         except (NoEngineError, TimeoutError) as error:
             raise self._unavailable(held, retries, f"no engine was free: {error}") from error
+        retries.excuse(time.monotonic() - since)
+        return ref
 
     async def _post(self, ref: EngineRef, request: bytes, timeout_s: float) -> bytes:
         """The body of a 200 answer. A cancelled or timed-out request closes its connection; the engine then aborts."""

@@ -15,7 +15,8 @@ import msgspec
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """`attempts` in a row without a new token end the request; so does `deadline_s` in all.
+    """`attempts` in a row without a new token end the request; so does `deadline_s` in all, not counted the time in which
+    it waited for room on an engine, `room_s` at most each time.
 
     The defaults ride out an engine that is restarted elsewhere (its absence is waited for in Router.pick, not here) and
     give up within about a minute on one that answers 5xx at once.
@@ -26,6 +27,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_s: float = 5.0
     deadline_s: float = 600.0
     request_timeout_s: float = 120.0
+    room_s: float = 3600.0
 
 
 DEFAULT_RETRY: Final = RetryPolicy()

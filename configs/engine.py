@@ -88,7 +88,7 @@ class EngineConfig(Section):
     start_timeout_s: Seconds = 600.0
     """From start to health; a cold server takes minutes."""
     unresponsive_timeout_s: Seconds = 300.0
-    """A server that does not report its load gets no traffic; after this long it is started anew. One at a `url` is waited for."""
+    """A server that does not report its load gets no traffic; after this long it is started anew (not one at a `url`)."""
     concurrency: ConcurrencyConfig | None = ConcurrencyConfig()
     """Null: no limit; what an engine cannot run waits inside it."""
     pause: Literal["retract", "in_place"] = "retract"

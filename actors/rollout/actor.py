@@ -60,6 +60,7 @@ class RolloutActor(Actor):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.tally = _tally()
+        self._router: PresenceRouter
 
     async def run(self) -> None:
         hook = self.config.rollout.generate
@@ -81,8 +82,12 @@ class RolloutActor(Actor):
 
     async def _client(self, stack: AsyncExitStack) -> EngineClient:
         roster = Roster(self.bus, "engine", on_change=lambda: router.notify())
-        router = PresenceRouter(roster, policy_group(self.config))
+        workers = Roster(self.bus, "rollout", on_change=lambda: router.notify())
+        me = self.context.identity.instance
+        router = PresenceRouter(roster, policy_group(self.config), workers=workers, me=me)
+        self._router = router
         await stack.enter_async_context(roster.open())
+        await stack.enter_async_context(workers.open())
         session = await stack.enter_async_context(open_session())
         retry = RetryPolicy(
             attempts=64,
@@ -124,7 +129,8 @@ class RolloutActor(Actor):
     async def _emit_report(self, client: EngineClient) -> None:
         intervals = [list(interval) for interval in client.meter.pop()]
         tally, self.tally = self.tally, _tally()
-        self.numbers["in_flight"] = client.meter.in_flight
+        self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
+        self.facts = {**self.facts, "demand": self._router.pop_demand()}
         if intervals or any(tally.values()):
             await self.context.emit("generation", {**tally, "intervals": intervals})
 

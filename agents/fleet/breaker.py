@@ -68,23 +68,26 @@ class Breaker:
         """When a probe may be sent; None where no time is waited for."""
         return None if self._probing else self._until
 
-    def sent(self) -> None:
-        """A request goes out; while the breaker is not closed it is the probe."""
-        self._probing = self._until is not None
+    def sent(self) -> bool:
+        """A request goes out; True: it is the probe, to be told of at its end."""
+        if self._until is None:
+            return False
+        self._probing = True
+        return True
 
     def succeeded(self) -> None:
         """The engine answered."""
         self._failures, self._wait_s, self._until, self._probing = 0, 0.0, None, False
 
-    def failed(self, fault: Fault, now: float) -> None:
+    def failed(self, fault: Fault, now: float, probe: bool = False) -> None:
         """A request failed. One that was sent before the breaker opened says nothing new."""
         self._failures += 1
-        if self.state(now) == "open":
+        if self._until is not None and not probe:
             return
-        if self._probing or fault == "connect" or self._failures >= self._policy.failures:
+        if probe or fault == "connect" or self._failures >= self._policy.failures:
             self._wait_s = decorrelated_s(self._rng, self._policy.base_s, self._wait_s, self._policy.max_s)
             self._until, self._probing = now + self._wait_s, False
 
     def given_up(self) -> None:
-        """A request ended without a word on the engine (it was cancelled): another one may probe."""
+        """The probe ended without a word on the engine (it was cancelled): another one may be sent."""
         self._probing = False

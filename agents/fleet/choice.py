@@ -18,6 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 
+def takes(number: int | None, exact: int | None, minimum: int | None) -> bool:
+    """Whether weights `number` (None: of an engine that follows no versions) are those asked for."""
+    if number is None:
+        return exact is None and minimum is None
+    return (exact is None or number == exact) and (minimum is None or number >= minimum)
+
+
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a request asks of its engine.
 
@@ -33,10 +40,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     resumes: bool = False
 
     def takes(self, number: int | None) -> bool:
-        """Whether weights `number` (None: an engine that follows no versions) will do."""
-        if number is None:
-            return self.number is None and self.minimum is None
-        return (self.number is None or number == self.number) and (self.minimum is None or number >= self.minimum)
+        """Whether weights `number` will do."""
+        return takes(number, self.number, self.minimum)
 
     @property
     def versions(self) -> str:

@@ -23,6 +23,7 @@ from physarum.agents.errors import (
     OffPinError,
     SamplingError,
 )
+from physarum.agents.fleet.choice import Wanted
 from physarum.agents.protocols import Client
 from physarum.agents.retries import RetryPolicy
 from physarum.agents.routing import EngineRef
@@ -87,6 +88,7 @@ class Fake:
         self.released = 0
         self.failures: list[Exception] = []
         self.numbers: list[int | None] = []
+        self.wanted: list[Wanted] = []
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -94,13 +96,17 @@ class Fake:
         self.bodies.append(body)
         return await self.answers[min(len(self.bodies), len(self.answers)) - 1](request, body)
 
-    async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
+    async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
         self.picked += 1
-        self.numbers.append(number)
+        self.numbers.append(wanted.number)
+        self.wanted.append(wanted)
         return EngineRef(self.url, "e0", "p@0.9")
 
     def release(self, ref: EngineRef) -> None:
         self.released += 1
+
+    def served(self, ref: EngineRef, made: int) -> None:
+        assert self.released < self.picked, "served comes before release"
 
     def failed(self, ref: EngineRef, error: Exception) -> None:
         assert self.released < self.picked, "failed comes before release"
@@ -217,7 +223,7 @@ async def test_the_deadline_bounds_everything() -> None:
 
 async def test_no_engine_within_the_deadline_is_named() -> None:
     class Nobody(Fake):
-        async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
             raise NoEngineError(f"none of group policy within {deadline_s:.0f} s")
 
     async with open_session() as session:
@@ -228,12 +234,12 @@ async def test_no_engine_within_the_deadline_is_named() -> None:
 
 async def test_a_router_that_never_answers_does_not_hang_the_episode() -> None:
     class Silent(Fake):
-        async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
             await asyncio.Event().wait()
             raise AssertionError("cancelled before")
 
     async with open_session() as session:
-        retry = RetryPolicy(deadline_s=0.1)
+        retry = RetryPolicy(deadline_s=0.1, room_s=0.1)
         client = EngineClient(session, Silent([]), FolderTokenizer(Path("unused")), retry=retry)
         with pytest.raises(EngineUnavailableError, match="no engine was free"):
             await client.generate([1])

@@ -62,9 +62,9 @@ def test_half_open_takes_one_probe_and_its_answer_decides() -> None:
     at = one.probe_at
     assert at is not None and 1.0 <= at <= 3.0
     assert one.allows(at)
-    one.sent()
+    assert one.sent()
     assert not one.allows(at) and one.probe_at is None, "one at a time"
-    one.failed("server", at)
+    one.failed("server", at, probe=True)
     assert one.state(at) == "open", "one failed probe is enough"
     again = one.probe_at
     assert again is not None
@@ -72,8 +72,10 @@ def test_half_open_takes_one_probe_and_its_answer_decides() -> None:
     one.given_up()
     assert one.allows(again), "a probe that was cancelled says nothing"
     one.sent()
+    one.failed("timeout", again)
+    assert not one.allows(again), "not the probe's failure: that is still out"
     one.succeeded()
-    assert one.state(again) == "closed" and one.allows(again)
+    assert one.state(again) == "closed" and one.allows(again) and not one.sent()
 
 
 def test_requests_of_before_do_not_prolong_the_wait() -> None:
