@@ -28,6 +28,8 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 
+from physarum.agents.budget import TokenBudget, nothing_more
+from physarum.agents.clock import EpisodeClock
 from physarum.agents.engine_wire import Reply, build_request, parse_reply
 from physarum.agents.errors import (
     EngineError,
@@ -96,9 +98,11 @@ class EngineClient:
         cache_per_version: bool = False,
         oldest_version: OldestVersion = version_at_submission,
         meter: BusyMeter | None = None,
+        episode_tokens: int | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`cache_per_version` sends extra_key = the engine's version, so that no prefix of old weights is reused;
+        """`episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
+        engine's version, so that no prefix of old weights is reused;
         `resume_aborted` False returns an aborted generation as it is (finish_reason "abort")."""
         self._session, self._router, self._tokenizer = session, router, tokenizer
         self._sampling: dict[str, Any] = dict(sampling or {})
@@ -109,6 +113,9 @@ class EngineClient:
         self._pin: int | None = None
         self._minimum: int | None = None
         self._affinity = _Session()
+        self._episode_tokens = episode_tokens
+        self._budget = TokenBudget(None)
+        self.clock = EpisodeClock()
         self.journal: Journal | None = None
         self.meter = meter or BusyMeter()
         self.flaws: Counter[str] = Counter()
@@ -133,6 +140,7 @@ class EngineClient:
         view._rid_prefix = f"{task.id}:"
         view._pin = task.pin
         view._affinity = _Session(resumed=bool(task.begun))
+        view._budget, view.clock = TokenBudget(self._episode_tokens), EpisodeClock()
         view.journal = Journal(task.begun)
         return view
 
@@ -153,7 +161,16 @@ class EngineClient:
         params = {**self._sampling, **(sampling or {})}
         if max_new_tokens is not None:
             params["max_new_tokens"] = max_new_tokens
-        held = self._open(np.asarray(token_ids, dtype=np.int32), check_sampling(params))
+        prompt, params = np.asarray(token_ids, dtype=np.int32), check_sampling(params)
+        if self._budget.is_spent:
+            return nothing_more(prompt)
+        held = self._open(prompt, self._budget.within(params))
+        made = await self._finish(held)
+        self._budget.spend(len(made.token_ids))
+        return made
+
+    async def _finish(self, held: Held) -> Generation:
+        """Requests until `held` is finished, or nobody finishes it."""
         retries = Retries(self._retry, self._rng)
         while not held.finished:
             try:
@@ -206,8 +223,10 @@ class EngineClient:
         )
         since = time.monotonic()
         try:
-            async with asyncio.timeout(max(self._retry.room_s, retries.remaining_s) + _ROUTER_GRACE_S):
-                ref = await self._router.pick(retries.remaining_s, wanted)
+            limit_s = max(self._retry.room_s, retries.remaining_s) + _ROUTER_GRACE_S
+            with self.clock.held():
+                async with asyncio.timeout(limit_s):
+                    ref = await self._router.pick(retries.remaining_s, wanted)
         except (NoEngineError, TimeoutError) as error:
             raise self._unavailable(held, retries, f"no engine was free: {error}") from error
         retries.excuse(time.monotonic() - since)
@@ -217,7 +236,7 @@ class EngineClient:
         """The body of a 200 answer. A cancelled or timed-out request closes its connection; the engine then aborts."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         url = f"{ref.url.rstrip('/')}/generate"
-        with self.meter.busy():
+        with self.meter.busy(), self.clock.working():
             async with self._session.post(
                 url, data=request, headers=_JSON, timeout=timeout, allow_redirects=False
             ) as response:
@@ -250,7 +269,8 @@ class EngineClient:
         retries.failed(error)
         if retries.exhausted:
             raise self._unavailable(held, retries, "giving up") from error
-        await retries.back_off()
+        with self.clock.held():
+            await retries.back_off()
 
     def _unavailable(self, held: Held, retries: Retries, why: str) -> EngineUnavailableError:
         last = f"{type(retries.last).__name__}: {retries.last}" if retries.last else "none"

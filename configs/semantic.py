@@ -255,6 +255,28 @@ def _blobs(config: RootConfig) -> Iterator[_Finding]:
         yield ("blobs", "replicas"), found, "a checkpoint actor for each copy", remedy
 
 
+def _enough(config: RootConfig) -> Iterator[_Finding]:
+    """A group that goes on early: fewer than are issued, no fewer than are needed, and not where all are waited for."""
+    enough, key = config.groups.enough, ("groups", "enough")
+    if enough is None:
+        return
+    if enough > config.source.group_size and config.source.curriculum is None:
+        found = f"`groups.enough: {enough}` with `source.group_size: {config.source.group_size}`"
+        yield key, found, "at most the members that are issued", "raise `source.group_size`, or remove `groups.enough`"
+    if enough < config.groups.min_members:
+        found = f"`groups.enough: {enough}` with `groups.min_members: {config.groups.min_members}`"
+        yield (
+            key,
+            found,
+            "at least the members that a group needs",
+            "lower `groups.min_members`, or raise `groups.enough`",
+        )
+    if config.trainer.ordered or config.age.of(config.source.name).consumption == "wait":
+        other = "trainer.ordered: true" if config.trainer.ordered else "age.consumption: wait"
+        found = f"`groups.enough: {enough}` with `{other}`"
+        yield key, found, "groups that do not depend on who is first", "remove `groups.enough`, or the other"
+
+
 def _supervision(config: RootConfig) -> Iterator[_Finding]:
     s = config.supervisor
     if s.heartbeat_limit_s <= s.heartbeat_s:
@@ -283,5 +305,6 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _quantised_at_load,
     _devices,
     _blobs,
+    _enough,
     _supervision,
 )

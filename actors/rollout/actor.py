@@ -23,20 +23,19 @@ import numpy as np
 
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
-from physarum.actors.policy_engines import policy_group
-from physarum.actors.rollout.in_flight import HopelessError, InFlight
+from physarum.actors.rollout.client import open_client
+from physarum.actors.rollout.cutting import CutOffError
+from physarum.actors.rollout.in_flight import InFlight
 from physarum.actors.rollout.router import PresenceRouter
+from physarum.actors.rollout.surplus import Surplus, SurplusError
 from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
 from physarum.actors.wire import publish_execution, publish_partial, read_task
-from physarum.agents.client import EngineClient, open_session
+from physarum.agents.client import EngineClient
 from physarum.agents.errors import AgentError
 from physarum.agents.protocols import Client
-from physarum.agents.retries import RetryPolicy
-from physarum.agents.tokenizer import FolderTokenizer
 from physarum.bus.codec import decode
 from physarum.bus.errors import BlobRefusedError, BlobUnreachableError, BusError, CodecError, RecordError
-from physarum.bus.presence import Roster
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.work import Delivery
 from physarum.configs.hooks import load_hook
@@ -46,8 +45,6 @@ _log = logging.getLogger(__name__)
 _REPORT_S: Final = 1.0
 _HAND_OVER_S: Final = 10.0
 """For storing what a drained episode generated; the supervisor kills an actor that drains much longer."""
-_REQUEST_SHARE: Final = 0.9
-"""Of an episode's time that one generation may take: its own error, which names the engines, then comes first."""
 
 GenerateHook = Callable[..., Awaitable[list[Sample]]]
 
@@ -68,34 +65,20 @@ class RolloutActor(Actor):
             raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
         generate: GenerateHook = load_hook(hook)  # type: ignore[assignment]
         async with AsyncExitStack() as stack:
-            client = await self._client(stack)
+            client, self._router = await stack.enter_async_context(open_client(self.context))
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
             reporter = asyncio.create_task(self._report(client), name="generation report")
             stack.callback(reporter.cancel)
-            in_flight = InFlight(self.context)
+            in_flight, surplus = InFlight(self.context), Surplus(self.context)
             if in_flight.wanted:
                 follower = asyncio.create_task(in_flight.follow(), name="follow the head")
                 stack.callback(follower.cancel)
+            if surplus.wanted:
+                closings = asyncio.create_task(surplus.follow(), name="follow closed groups")
+                stack.callback(closings.cancel)
             self.become("ready")
-            await self._work(queue, Episodes(self, client, generate, in_flight))
+            await self._work(queue, Episodes(self, client, generate, in_flight, surplus))
             await self._emit_report(client)
-
-    async def _client(self, stack: AsyncExitStack) -> EngineClient:
-        roster = Roster(self.bus, "engine", on_change=lambda: router.notify())
-        workers = Roster(self.bus, "rollout", on_change=lambda: router.notify())
-        me = self.context.identity.instance
-        router = PresenceRouter(roster, policy_group(self.config), workers=workers, me=me)
-        self._router = router
-        await stack.enter_async_context(roster.open())
-        await stack.enter_async_context(workers.open())
-        session = await stack.enter_async_context(open_session())
-        retry = RetryPolicy(
-            attempts=64,
-            deadline_s=_REQUEST_SHARE * self.config.rollout.episode_timeout_s,
-            request_timeout_s=self.config.rollout.request_timeout_s,
-        )
-        tokenizer = FolderTokenizer(self.context.folder.start_model)
-        return EngineClient(session, router, tokenizer, retry=retry, cache_per_version=True)
 
     async def _work(self, queue: TaskQueue, episodes: Episodes) -> None:
         """Keeps every slot busy until draining; then waits for the episodes that run.
@@ -136,17 +119,20 @@ class RolloutActor(Actor):
 
 
 def _tally() -> dict[str, int]:
-    return {"tokens": 0, "prompt_tokens": 0, "episodes": 0, "failed": 0, "hopeless": 0, "handed_over": 0}
+    return {"tokens": 0, "prompt_tokens": 0, "episodes": 0, "failed": 0, "hopeless": 0, "late": 0, "handed_over": 0}
 
 
 class Episodes:
     """Runs deliveries to their end; every path ends the delivery exactly once."""
 
-    def __init__(self, actor: RolloutActor, client: EngineClient, generate: GenerateHook, in_flight: InFlight) -> None:
+    def __init__(
+        self, actor: RolloutActor, client: EngineClient, generate: GenerateHook, in_flight: InFlight, surplus: Surplus
+    ) -> None:
         self._actor = actor
         self._client = client
         self._generate = generate
         self._in_flight = in_flight
+        self._surplus = surplus
         self._config = actor.config.rollout
 
     async def one(self, delivery: Delivery) -> None:
@@ -168,7 +154,7 @@ class Episodes:
             await self._fail(
                 delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s"
             )
-        except HopelessError as error:
+        except CutOffError as error:
             await self._cut_off(delivery, task, started_at, error)
         except (AgentError, RecordError, BadHookResultError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
@@ -206,22 +192,21 @@ class Episodes:
         await delivery.ack()
         self._actor.tally["handed_over"] += 1
 
-    async def _run(self, task: Task, client: Client) -> list[Sample]:
-        async with asyncio.timeout(self._config.episode_timeout_s):
-            return _checked(
-                await self._in_flight.run(
-                    task, client, lambda client: self._generate(task, client, **self._config.args)
-                )
-            )
+    async def _run(self, task: Task, client: EngineClient) -> list[Sample]:
+        def generate(client: Client) -> Awaitable[list[Sample]]:
+            return self._generate(task, client, **self._config.args)
 
-    async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: HopelessError) -> None:
-        """Tells the trainer that the task ends here, past the reward: there is nothing to score. It asks for another."""
+        async with client.clock.limit(self._config.episode_timeout_s):
+            return _checked(await self._surplus.run(task, lambda: self._in_flight.run(task, client, generate)))
+
+    async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: CutOffError) -> None:
+        """Tells the trainer that the task ends here, past the reward: there is nothing to score."""
         _log.info("task %s is cut off: %s", task.id, error)
         await publish_execution(
             self._actor.context, "samples", self._execution(delivery, task, [_nothing()], started_at)
         )
         await delivery.ack()
-        self._actor.tally["hopeless"] += 1
+        self._actor.tally["late" if isinstance(error, SurplusError) else "hopeless"] += 1
         self._actor.progressed()
 
     def _execution(self, delivery: Delivery, task: Task, samples: list[Sample], started_at: float) -> Execution:

@@ -11,53 +11,35 @@ waits inside an engine begins later: keep `rollout.slots` within what the engine
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from physarum.actors import states
 from physarum.actors.context import Context
+from physarum.actors.rollout.cutting import CutOffError, Cuttable
 from physarum.actors.waiting import until
 from physarum.agents.protocols import Client, Generation, TokenIds, Tokenizer
 from physarum.bus.records import Task
 from physarum.bus.register import Register
 from physarum.bus.version import Version
 
-T = TypeVar("T")
 
-
-class HopelessError(Exception):
+class HopelessError(CutOffError):
     """An episode's first token is over the age bound already: its execution would be dropped."""
 
 
-class Watched:
+class Watched(Cuttable):
     """One running episode. `first`: the number of the weights that made its first token; None before it was asked for."""
 
     def __init__(self, bound: int) -> None:
+        super().__init__()
         self._bound = bound
-        self._work: asyncio.Future[Any] | None = None
         self.first: int | None = None
-        self.hopeless = False
-
-    async def run(self, work: Awaitable[T]) -> T:
-        """The result of `work`. Raises HopelessError when it was cut off."""
-        self._work = asyncio.ensure_future(work)
-        try:
-            return await self._work
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if self.hopeless and current is not None and not current.cancelling():
-                raise HopelessError(
-                    f"its first token was made by weights {self.first}, the bound is {self._bound}"
-                ) from None
-            raise
 
     def look(self, head: int) -> None:
         """Cuts the episode off when the published weights are too far past its first token."""
-        if self.first is None or head - self.first <= self._bound or self._work is None or self._work.done():
-            return
-        self.hopeless = True
-        self._work.cancel()
+        if self.first is not None and head - self.first > self._bound:
+            self.cut(HopelessError(f"its first token was made by weights {self.first}, the bound is {self._bound}"))
 
 
 class InFlight:
