@@ -49,19 +49,9 @@ class KnownEngine:
         self.beat = beat
         self.load = msgspec.convert(beat.facts["load"], Announced) if "load" in beat.facts else None
         self._others = max(0, self.load.there - self.requests) if self.load is not None else 0
+        self.version = str(beat.facts.get("version", ""))
+        self.number = _number(self.version)
         self._prefixes.serve(self.version, self.capacity or _UNKNOWN_CAPACITY)
-
-    @property
-    def version(self) -> str:
-        return str(self.beat.facts.get("version", ""))
-
-    @property
-    def number(self) -> int | None:
-        """Of the weights; None: it follows no versions."""
-        try:
-            return Version.parse(self.version).number
-        except RecordError:
-            return None
 
     @property
     def capacity(self) -> int | None:
@@ -116,3 +106,11 @@ class KnownEngine:
         state = self.breaker.state(now)
         tripped = "" if state == "closed" else f" (its breaker is {state.replace('_', ' ')})"
         return f"{self.beat.instance} is {self.beat.state}{tripped}"
+
+
+def _number(label: str) -> int | None:
+    """Of the weights; None: an engine that follows no versions."""
+    try:
+        return Version.parse(label).number
+    except RecordError:
+        return None

@@ -115,8 +115,7 @@ class StubServer:
         return web.json_response(_DESCRIPTION)
 
     async def _loads(self, http: web.Request) -> web.Response:
-        load = {"num_running_reqs": self._decoder.running, "num_waiting_reqs": 0, "num_used_tokens": 0}
-        return web.json_response({"loads": [load | {"token_usage": 0.0, "gen_throughput": 0.0}]})
+        return web.json_response({"loads": [self._decoder.load()]})
 
 
 def serve(arguments: argparse.Namespace) -> None:

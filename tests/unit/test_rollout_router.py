@@ -6,7 +6,6 @@ import asyncio
 import random
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -261,10 +260,3 @@ async def test_an_engine_that_left_is_forgotten_and_its_requests_are_still_given
     line.router.failed(ref, ConnectionRefusedError())
     line.router.release(ref)
     assert line.router.demand == 0
-
-
-def test_what_is_announced_is_what_is_read() -> None:
-    from physarum.actors.engine.load import Announced
-
-    announced = Announced(there=3, tokens=5, limit=7, capacity=11)
-    assert msgspec.convert(msgspec.to_builtins(announced), Announced) == announced
