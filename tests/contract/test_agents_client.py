@@ -387,3 +387,45 @@ async def test_a_pinned_task_gets_tokens_of_its_weights_alone() -> None:
     assert generation.spans == [Span("p@2.7", 0, 1)]
     assert [type(error) for error in fake.failures] == [OffPinError]
     assert fake.numbers == [7, 7]
+
+
+def plain_task(**changes: Any) -> Task:
+    return Task(id="s/0/0/0", run="t", source="s", ordinal=0, group="g", group_size=1, member=0, **changes)
+
+
+async def test_what_a_router_is_told_of_a_request() -> None:
+    """The session's engine, whether it goes on behind tokens held, its weights, its prompt and what remains of the answer."""
+    async with engine(says([4], "abort"), says([8]), says([16])) as (fake, client):
+        episode = client.for_task(plain_task())
+        await episode.generate([1, 2], max_new_tokens=5)
+        await episode.at_least(3).generate([1, 2, 4, 8])
+        await client.for_task(plain_task()).generate([1])
+    told = [(one.prefers, one.resumes, one.minimum, len(one.tokens)) for one in fake.wanted]
+    assert told == [("", False, None, 2), ("e0", True, None, 3), ("e0", False, 3, 4), ("", False, None, 1)]
+    assert [one.max_new_tokens for one in fake.wanted[:2]] == [5, 4]
+
+
+async def test_an_episode_ends_in_order_when_its_tokens_are_spent() -> None:
+    async with engine(says([4, 8], "length"), says([5, 6, 7]), episode_tokens=5) as (fake, client):
+        episode = client.for_task(plain_task())
+        first, second, third = [await episode.generate([1], max_new_tokens=4) for _ in range(3)]
+        await client.for_task(plain_task()).generate([1], max_new_tokens=4)
+    assert [body["sampling_params"]["max_new_tokens"] for body in fake.bodies] == [4, 3, 4], "each episode has its own"
+    assert (len(first.token_ids), len(second.token_ids), len(third.token_ids)) == (2, 3, 0)
+    assert third.finish_reason == "length" and third.spans == []
+
+
+async def test_waiting_for_room_is_not_charged_to_the_request() -> None:
+    class Busy(Fake):
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
+            await asyncio.sleep(0.3)
+            return await super().pick(deadline_s, wanted)
+
+    fake, retry = Busy([says([4])]), RetryPolicy(deadline_s=0.2, request_timeout_s=5.0)
+    app = web.Application()
+    app.router.add_post("/generate", fake.handle)
+    async with TestServer(app) as server, open_session() as session:
+        fake.url = str(server.make_url("/"))
+        client = EngineClient(session, fake, FolderTokenizer(Path("unused")), retry=retry)
+        async with client.clock.limit(0.25):
+            assert (await client.generate([1])).token_ids.tolist() == [4]

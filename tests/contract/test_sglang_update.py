@@ -135,3 +135,18 @@ async def test_a_folder_without_weights_is_refused_by_name(engine: LiveEngine, c
     await control.update_from_disk(engine.weights(0), engine.next_label(), "retract")
     await control.continue_generation()
     assert len((await generate(engine, 3, tokens=4))["output_ids"]) == 4
+
+
+async def test_the_server_reports_what_its_limit_rests_on(engine: LiveEngine, control: EngineControl) -> None:
+    """Capacity, tokens made and prefilled: without `--enable-metrics` it would report no throughput."""
+    await serve(engine, control, seed=0)
+    streams = Streams(engine, range(REQUESTS))
+    await streams.begun()
+    busy = await control.loads()
+    await streams.answers()
+    idle = await control.loads()
+    assert busy.capacity_tokens is not None and busy.capacity_tokens > REQUESTS * (PROMPT + TOKENS)
+    assert busy.running_at_most is not None and busy.running_at_most >= REQUESTS
+    assert (busy.prefilled_tokens or 0) >= REQUESTS * (PROMPT - 1)
+    assert max(busy.generated_tokens_per_s, idle.generated_tokens_per_s) > 0
+    assert (await control.capabilities()).longest_tokens
