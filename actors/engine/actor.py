@@ -25,7 +25,7 @@ from physarum.actors.engine.errors import (
 from physarum.actors.engine.external import ExternalEngine
 from physarum.actors.engine.following import Following
 from physarum.actors.engine.frozen import check_frozen
-from physarum.actors.engine.load import UNREACHABLE, LoadReport
+from physarum.actors.engine.load import UNREACHABLE, LoadReport, limit_of_peers
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
@@ -49,7 +49,8 @@ class EngineActor(Actor):
             session = await stack.enter_async_context(aiohttp.ClientSession())
             process = await self._start(stack, session)
             control = EngineControl(process.url, session, update_timeout_s=self._settings.update_timeout_s)
-            report = LoadReport(self, self._settings, control, await control.capabilities())
+            can, found = await control.capabilities(), await limit_of_peers(self.bus, self._group)
+            report = LoadReport(self, self._settings, control, can, found)
             await report.sample()  # its limit is known before it takes traffic
             self.facts |= {"url": process.url, "engine_pid": process.pid}
             died = asyncio.ensure_future(process.wait_exit())

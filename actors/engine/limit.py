@@ -72,10 +72,12 @@ class LimitRules(msgspec.Struct, frozen=True, kw_only=True):
 class Limit:
     """Of one engine; `observe` each sample. `value` is the limit, `reason` what moved it last, for people."""
 
-    def __init__(self, rules: LimitRules) -> None:
+    def __init__(self, rules: LimitRules, found: float | None = None) -> None:
+        """`found`: the limit that engines like this one came to with the same requests; it is begun with."""
         self._rules = rules
-        self._exact = float(rules.ceiling if rules.start is None else rules.start)
-        self._knows_lengths = False
+        begin = rules.ceiling if rules.start is None else rules.start
+        self._exact = float(begin if found is None else found)
+        self._knows_lengths = found is not None
         self._calm = True
         self._last: LoadSample | None = None
         self._most_held = 1.0

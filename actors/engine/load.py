@@ -11,6 +11,7 @@ loading weights or compiling a kernel. Only time tells, and it is counted in min
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,9 @@ from physarum.actors.engine.control import Capabilities, EngineControl, Load
 from physarum.actors.engine.errors import EngineError
 from physarum.actors.engine.limit import Limit, LimitRules, LoadSample
 from physarum.actors.errors import ActorError
+from physarum.actors.policy_engines import READY
+from physarum.bus.connection import Bus
+from physarum.bus.presence import Roster
 from physarum.configs.engine import ConcurrencyConfig, EngineConfig
 
 if TYPE_CHECKING:
@@ -47,8 +51,16 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True):
 class LoadReport:
     """Of one engine. `follow` is told of silence and of answers."""
 
-    def __init__(self, actor: EngineActor, settings: EngineConfig, control: EngineControl, can: Capabilities) -> None:
-        self._actor, self._settings, self._control = actor, settings, control
+    def __init__(
+        self,
+        actor: EngineActor,
+        settings: EngineConfig,
+        control: EngineControl,
+        can: Capabilities,
+        found: float | None = None,
+    ) -> None:
+        """`found`: the limit that the group's other engines came to."""
+        self._actor, self._settings, self._control, self._found = actor, settings, control, found
         self._longest_tokens = can.longest_tokens
         self._limit: Limit | None = None
         self._made: float | None = None
@@ -106,7 +118,8 @@ class LoadReport:
         if config is None:
             return None
         if self._limit is None:
-            self._limit = Limit(limit_rules(config, load.running_at_most, self._longest_tokens))
+            rules = limit_rules(config, load.running_at_most, self._longest_tokens)
+            self._limit = Limit(rules, self._found)
         before, reason = self._limit.value, self._limit.reason
         after = self._limit.observe(self._as_sample(load))
         if self._limit.reason != reason or after < before:
@@ -129,6 +142,15 @@ class LoadReport:
             waiting_tokens=load.waiting_tokens,
             retracted=load.retracted,
         )
+
+
+async def limit_of_peers(bus: Bus, group: str) -> float | None:
+    """The median limit of the ready engines of a group; None where there is none. A joiner need not find it anew."""
+    async with Roster(bus, "engine").open() as engines:
+        beats = [one for one in engines.members if one.state == READY and one.facts.get("group") == group]
+    loads = [msgspec.convert(one.facts["load"], Announced) for one in beats if "load" in one.facts]
+    limits = [one.limit for one in loads if one.limit is not None]
+    return statistics.median(limits) if limits else None
 
 
 def limit_rules(config: ConcurrencyConfig, running_at_most: int | None, longest_tokens: int | None) -> LimitRules:

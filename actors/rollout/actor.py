@@ -109,11 +109,17 @@ class RolloutActor(Actor):
             await asyncio.sleep(_REPORT_S)
             await self._emit_report(client)
 
+    def _ask_for(self, demand: int) -> None:
+        """Tells the others what this worker asks of the engines, at once where it is another magnitude: shares follow it."""
+        before, self.facts = self.facts.get("demand", 0), {**self.facts, "demand": demand}
+        if not before / 2 <= demand <= before * 2:
+            self.announce()
+
     async def _emit_report(self, client: EngineClient) -> None:
         intervals = [list(interval) for interval in client.meter.pop()]
         tally, self.tally = self.tally, _tally()
         self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
-        self.facts = {**self.facts, "demand": self._router.pop_demand()}
+        self._ask_for(self._router.pop_demand())
         if intervals or any(tally.values()):
             await self.context.emit("generation", {**tally, "intervals": intervals})
 

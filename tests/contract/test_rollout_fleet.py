@@ -1,4 +1,4 @@
-"""Engines that are saturated, sick, drained and replaced while episodes run; groups that go on without some: over a real bus."""
+"""Engines that are saturated, sick, drained and replaced while episodes run, and groups that go on without a member."""
 
 from __future__ import annotations
 
