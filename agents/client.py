@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 # SGLang closes idle connections after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE); ours must be gone before, or a request races it.
 KEEPALIVE_TIMEOUT_S: Final = 3.0
 _JSON: Final = {"Content-Type": "application/json"}
+_SESSION: Final = "X-SMG-Routing-Key"
+"""By which an sglang-router of policy `manual` keeps a session on its engine."""
 _BODY_EXCERPT_CHARS: Final = 500
 _ROUTER_GRACE_S: Final = 0.2
 """Beyond its deadline, for a router to say by itself why there is no engine."""
@@ -192,10 +194,11 @@ class EngineClient:
         prompt = held.next_prompt()
         ref = await self._pick(held, prompt, retries)
         rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
-        request = build_request(prompt, held.next_sampling(), rid, ref.version if self._cache_per_version else None)
+        key = ref.version if self._cache_per_version and not ref.through else None
+        request = build_request(prompt, held.next_sampling(), rid, key)
         submitted_at = time.time()
         try:
-            body = await self._post(ref, request, retries.request_timeout_s)
+            body = await self._post(ref, request, rid, retries.request_timeout_s)
             reply = parse_reply(
                 body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
             )
@@ -232,13 +235,14 @@ class EngineClient:
         retries.excuse(time.monotonic() - since)
         return ref
 
-    async def _post(self, ref: EngineRef, request: bytes, timeout_s: float) -> bytes:
+    async def _post(self, ref: EngineRef, request: bytes, rid: str, timeout_s: float) -> bytes:
         """The body of a 200 answer. A cancelled or timed-out request closes its connection; the engine then aborts."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         url = f"{ref.url.rstrip('/')}/generate"
+        headers = {**_JSON, _SESSION: self._rid_prefix or rid} if ref.through else _JSON
         with self.meter.busy(), self.clock.working():
             async with self._session.post(
-                url, data=request, headers=_JSON, timeout=timeout, allow_redirects=False
+                url, data=request, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 body = await response.read()
         if response.status == HTTPStatus.OK:

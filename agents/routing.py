@@ -14,13 +14,17 @@ from physarum.agents.fleet.choice import Wanted
 
 
 class EngineRef(msgspec.Struct, frozen=True):
-    """An engine as known when it was picked: base URL, actor instance and the version label it serves. `ticket` is the
-    router's own mark of the request."""
+    """An engine as known when it was picked: base URL, actor instance and the version label it serves.
+
+    `ticket`: the router's own mark of the request. `through`: the URL is that of an sglang-router, which sends it to whichever
+    engine it likes; `version` is then the oldest that one of them serves.
+    """
 
     url: str
     instance: str
     version: str
     ticket: int = 0
+    through: bool = False
 
 
 class Router(Protocol):

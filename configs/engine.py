@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from physarum.configs.hooks import Hook
-from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrls, Seconds, Section, refuse
+from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrl, HttpUrls, Seconds, Section, refuse
 
 
 def _normalise_arguments(value: Any) -> Any:
@@ -84,6 +84,8 @@ class EngineConfig(Section):
     python: Path | None = None
     """Interpreter of the engine's environment; null takes .venv-engine beside the project, else this interpreter."""
     url: HttpUrls | None = None
+    router: HttpUrl | None = None
+    """An sglang-router in front of these engines: it then chooses among them, and where it fails they are asked directly."""
     sglang: SglangArguments = Field(default_factory=dict)
     start_timeout_s: Seconds = 600.0
     """From start to health; a cold server takes minutes."""

@@ -203,6 +203,15 @@ def _external_engines(config: RootConfig) -> Iterator[_Finding]:
                 yield ("engines", name, option), found, "a server that is started here", remedy
 
 
+def _engine_routers(config: RootConfig) -> Iterator[_Finding]:
+    """Who asks a router does not know which engine answers, so it cannot keep the prefixes of versions apart."""
+    for name, group in config.engines.items():
+        if group.router is not None and group.pause == "in_place" and not group.sglang.get("disable-radix-cache"):
+            found = f"`engines.{name}.router` with `engines.{name}.pause: in_place` and a prefix cache"
+            remedy = f"set `engines.{name}.pause: retract`, or `engines.{name}.sglang.disable-radix-cache: true`"
+            yield ("engines", name, "router"), found, "engines that hold no prefix of older weights", remedy
+
+
 def _quantised_models(config: RootConfig) -> Iterator[_Finding]:
     """All engines that follow versions get the same tensors."""
     following = {name: group for name, group in config.engines.items() if group.model is None}
@@ -301,6 +310,7 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _evaluation,
     _engine_ports,
     _external_engines,
+    _engine_routers,
     _quantised_models,
     _quantised_at_load,
     _devices,

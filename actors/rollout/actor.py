@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar, Final
 
@@ -71,11 +71,9 @@ class RolloutActor(Actor):
             stack.callback(reporter.cancel)
             in_flight, surplus = InFlight(self.context), Surplus(self.context)
             if in_flight.wanted:
-                follower = asyncio.create_task(in_flight.follow(), name="follow the head")
-                stack.callback(follower.cancel)
+                _beside(stack, in_flight.follow(), "follow the head")
             if surplus.wanted:
-                closings = asyncio.create_task(surplus.follow(), name="follow closed groups")
-                stack.callback(closings.cancel)
+                _beside(stack, surplus.follow(), "follow closed groups")
             self.become("ready")
             await self._work(queue, Episodes(self, client, generate, in_flight, surplus))
             await self._emit_report(client)
@@ -122,6 +120,18 @@ class RolloutActor(Actor):
         self._ask_for(self._router.pop_demand())
         if intervals or any(tally.values()):
             await self.context.emit("generation", {**tally, "intervals": intervals})
+
+
+def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str) -> None:
+    """Work whose end costs tokens that are made for nothing, and no execution: it is logged."""
+    task = asyncio.create_task(work, name=name)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s: ended, episodes are no longer cut off: %r", name, error)
+
+    task.add_done_callback(ended)
+    stack.callback(task.cancel)
 
 
 def _tally() -> dict[str, int]:

@@ -27,13 +27,16 @@ async def open_client(context: Context) -> AsyncIterator[tuple[EngineClient, Pre
     config = context.config.rollout
     engines = Roster(context.bus, "engine", on_change=lambda: router.notify())
     workers = Roster(context.bus, "rollout", on_change=lambda: router.notify())
+    group = policy_group(context.config)
+    front = context.config.engines[group].router if group in context.config.engines else None
     router = PresenceRouter(
         engines,
-        policy_group(context.config),
+        group,
         workers=workers,
         me=context.identity.instance,
         rules=_rules(config.routing),
         breaker=_breaker(config.routing),
+        front=front,
     )
     async with engines.open(), workers.open(), open_session() as session:
         tokenizer = FolderTokenizer(context.folder.start_model)

@@ -25,10 +25,14 @@ _UNKNOWN_CAPACITY: Final = 1 << 20
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """One request on an engine; `tokens`: what it is expected to hold and make; `probe`: a breaker waits for its end."""
+    """One request on an engine; `tokens`: what it is expected to hold and make; `probe`: `breaker` waits for its end.
+
+    `breaker`: of the engine, or of the router through which the request went.
+    """
 
     engine: KnownEngine
     tokens: float
+    breaker: Breaker
     probe: bool
 
 
@@ -82,16 +86,18 @@ class KnownEngine:
             tie=self._tie,
         )
 
-    def send(self, tokens: float, blocks: list[int]) -> Ticket:
+    def send(self, tokens: float, blocks: list[int], through: Breaker | None = None) -> Ticket:
+        """A request goes out. `through`: the breaker of the router that it goes to instead."""
         self.requests, self.tokens = self.requests + 1, self.tokens + tokens
         self._prefixes.add(blocks)
-        return Ticket(self, tokens, self.breaker.sent())
+        breaker = self.breaker if through is None else through
+        return Ticket(self, tokens, breaker, breaker.sent())
 
     def ended(self, ticket: Ticket) -> None:
         self.requests -= 1
         self.tokens = self.tokens - ticket.tokens if self.requests else 0.0
         if ticket.probe:
-            self.breaker.given_up()
+            ticket.breaker.given_up()
 
     def failed(self, ticket: Ticket, error: Exception, now: float) -> None:
         """A failure that says nothing of the connection means other weights than announced: its next word is waited for."""
@@ -99,7 +105,7 @@ class KnownEngine:
         if fault is None:
             self._stale = self.beat.sequence
         else:
-            self.breaker.failed(fault, now, ticket.probe)
+            ticket.breaker.failed(fault, now, ticket.probe)
 
     def described(self, now: float) -> str:
         """For messages."""

@@ -20,7 +20,7 @@ from typing import Final
 
 from physarum.actors.rollout.fleet import KnownEngine, Ticket
 from physarum.agents.errors import NoEngineError
-from physarum.agents.fleet.breaker import BreakerPolicy
+from physarum.agents.fleet.breaker import Breaker, BreakerPolicy
 from physarum.agents.fleet.choice import ChoiceRules, Wanted, choose
 from physarum.agents.fleet.fair import shares
 from physarum.agents.fleet.prefixes import prefix_blocks
@@ -59,11 +59,15 @@ class PresenceRouter:
         me: str = "",
         rules: ChoiceRules | None = None,
         breaker: BreakerPolicy | None = None,
+        front: str | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        """`front`: the URL of an sglang-router, which gets what any of the engines may answer. They are asked directly for
+        weights of a certain number, and while the router fails."""
         self._roster, self._group, self._workers, self._me = roster, group, workers, me
         self._rules, self._breaker = rules or ChoiceRules(), breaker or BreakerPolicy()
         self._rng = rng or random.Random()
+        self._front, self._front_breaker = front, Breaker(self._breaker, self._rng)
         self._engines: dict[str, KnownEngine] = {}
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
@@ -139,7 +143,7 @@ class PresenceRouter:
 
     def served(self, ref: EngineRef, made: int) -> None:
         self._typical = made if self._typical is None else self._typical + (made - self._typical) / _MEMORY_REQUESTS
-        self._tickets[ref.ticket].engine.breaker.succeeded()
+        self._tickets[ref.ticket].breaker.succeeded()
 
     def failed(self, ref: EngineRef, error: Exception) -> None:
         now = time.monotonic()
@@ -195,6 +199,10 @@ class PresenceRouter:
         if chosen is None:
             return None
         engine, ticket = self._engines[chosen.instance], next(self._numbers)
+        if self._front is not None and waiter.kind == (None, None) and self._front_breaker.allows(now):
+            self._tickets[ticket] = engine.send(expected, waiter.blocks, self._front_breaker)
+            oldest = min((one for one in self._engines.values() if one.ready), key=lambda one: one.number or 0)
+            return EngineRef(self._front, chosen.instance, oldest.version, ticket, through=True)
         self._tickets[ticket] = engine.send(expected, waiter.blocks)
         return EngineRef(engine.beat.facts["url"], chosen.instance, engine.version, ticket)
 

@@ -429,3 +429,29 @@ async def test_waiting_for_room_is_not_charged_to_the_request() -> None:
         client = EngineClient(session, fake, FolderTokenizer(Path("unused")), retry=retry)
         async with client.clock.limit(0.25):
             assert (await client.generate([1])).token_ids.tolist() == [4]
+
+
+async def test_through_a_router_the_session_is_named_and_no_version() -> None:
+    """Which engine answers is not known, so no version's prefixes may be named."""
+
+    class Front(Fake):
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
+            return EngineRef((await super().pick(deadline_s, wanted)).url, "e0", "p@0.9", through=True)
+
+    keys: list[str | None] = []
+
+    async def answers(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        keys.append(request.headers.get("X-SMG-Routing-Key"))
+        return await says([4])(request, body)
+
+    fake = Front([answers])
+    app = web.Application()
+    app.router.add_post("/generate", fake.handle)
+    async with TestServer(app) as server, open_session() as session:
+        fake.url = str(server.make_url("/"))
+        client = EngineClient(session, fake, FolderTokenizer(Path("unused")), cache_per_version=True)
+        episode = client.for_task(plain_task())
+        await episode.generate([1])
+        await episode.generate([1, 4, 5])
+    assert keys == ["s/0/0/0:", "s/0/0/0:"]
+    assert all("extra_key" not in body for body in fake.bodies)

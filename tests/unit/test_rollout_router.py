@@ -260,3 +260,27 @@ async def test_an_engine_that_left_is_forgotten_and_its_requests_are_still_given
     line.router.failed(ref, ConnectionRefusedError())
     line.router.release(ref)
     assert line.router.demand == 0
+
+
+async def test_a_router_in_front_gets_what_any_engine_may_answer_and_is_passed_by_while_it_fails() -> None:
+    line = Line(front="http://front", breaker=BreakerPolicy(base_s=60.0, max_s=60.0))
+    line.says("a", version="policy@1.7", load=load(limit=9))
+    line.says("b", version="policy@1.6", load=load(limit=9))
+    ref = await line.pick()
+    assert (ref.url, ref.through, ref.version) == ("http://front", True, "policy@1.6"), "the oldest that may answer"
+    assert (await line.pick(number=7)).url == "http://a"
+    line.router.failed(ref, ConnectionRefusedError())
+    line.router.release(ref)
+    direct = await line.pick()
+    assert direct.url in ("http://a", "http://b") and not direct.through
+
+
+async def test_a_router_in_front_does_not_lift_the_limits() -> None:
+    line = Line(front="http://front")
+    line.says("a", load=load(limit=1))
+    ref = await line.pick()
+    waiting = line.asks()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    line.router.release(ref)
+    await waiting
