@@ -103,7 +103,8 @@ class EngineClient:
         episode_tokens: int | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
+        """`on_sent`, to be set on a task's view, is called when a request goes to an engine, after it waited for one.
+        `episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
         engine's version, so that no prefix of old weights is reused;
         `resume_aborted` False returns an aborted generation as it is (finish_reason "abort")."""
         self._session, self._router, self._tokenizer = session, router, tokenizer
@@ -118,6 +119,7 @@ class EngineClient:
         self._episode_tokens = episode_tokens
         self._budget = TokenBudget(None)
         self.clock = EpisodeClock()
+        self.on_sent: Callable[[], None] = lambda: None
         self.journal: Journal | None = None
         self.meter = meter or BusyMeter()
         self.flaws: Counter[str] = Counter()
@@ -197,6 +199,7 @@ class EngineClient:
         key = ref.version if self._cache_per_version and not ref.through else None
         request = build_request(prompt, held.next_sampling(), rid, key)
         submitted_at = time.time()
+        self.on_sent()
         try:
             body = await self._post(ref, request, rid, retries.request_timeout_s)
             reply = parse_reply(

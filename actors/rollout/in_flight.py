@@ -5,8 +5,8 @@ this makes sense), and the step about to begin leaves at least the number of the
 than `age.bound` past the version of an episode's first token, whatever the episode still makes is lost, and its slot with it.
 
 Invariant: only what is certainly lost is cut off. The version of a first token that an engine has reported is exact; while
-the first request runs it is taken as the head at its submission, the newest that an engine could serve then (a request that
-waits inside an engine begins later: keep `rollout.slots` within what the engines run at once).
+the first request runs it is taken as the head when it went to an engine, the newest that this could serve then. A request that
+waits for an engine has no age; one that waits inside an engine begins later, by as little as `concurrency` lets it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from physarum.actors import states
 from physarum.actors.context import Context
 from physarum.actors.rollout.cutting import CutOffError, Cuttable
 from physarum.actors.waiting import until
+from physarum.agents.client import EngineClient
 from physarum.agents.protocols import Client, Generation, TokenIds, Tokenizer
 from physarum.bus.records import Task
 from physarum.bus.register import Register
@@ -73,19 +74,20 @@ class InFlight:
     def _is_news(self, head: states.Head) -> bool:
         return head.label != self._label
 
-    async def run(self, task: Task, client: Client, generate: Any) -> Any:
+    async def run(self, task: Task, client: EngineClient, generate: Any) -> Any:
         """`generate(client)` over a client that notes versions. Raises HopelessError when the episode was cut off."""
         if not self.applies(task):
             return await generate(client)
         watched = Watched(self._context.config.age.of(task.source).bound)
         self._running.add(watched)
+        client.on_sent = lambda: self.begins(watched)
         try:
             return await watched.run(generate(_NotingClient(client, watched, self)))
         finally:
             self._running.discard(watched)
 
     def begins(self, watched: Watched) -> None:
-        """A generation is asked for: when it is the first, the head is the newest that can make its first token."""
+        """A request goes out: when it is the first, the head is the newest that can make its first token."""
         if watched.first is None:
             watched.first = self._head
 
@@ -115,7 +117,6 @@ class _NotingClient:
     async def generate(
         self, token_ids: TokenIds, sampling: Mapping[str, Any] | None = None, *, max_new_tokens: int | None = None
     ) -> Generation:
-        self._in_flight.begins(self._watched)
         made = await self._client.generate(token_ids, sampling, max_new_tokens=max_new_tokens)
         self._in_flight.made(self._watched, made)
         return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -427,8 +428,11 @@ async def test_waiting_for_room_is_not_charged_to_the_request() -> None:
     async with TestServer(app) as server, open_session() as session:
         fake.url = str(server.make_url("/"))
         client = EngineClient(session, fake, FolderTokenizer(Path("unused")), retry=retry)
+        began, sent = time.monotonic(), []
+        client.on_sent = lambda: sent.append(time.monotonic() - began)
         async with client.clock.limit(0.25):
             assert (await client.generate([1])).token_ids.tolist() == [4]
+    assert len(sent) == 1 and sent[0] >= 0.3, "a request has no age before it goes out"
 
 
 async def test_through_a_router_the_session_is_named_and_no_version() -> None:
