@@ -25,6 +25,7 @@ from physarum.actors.engine.errors import (
 from physarum.actors.engine.external import ExternalEngine
 from physarum.actors.engine.following import Following
 from physarum.actors.engine.frozen import check_frozen
+from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.load import UNREACHABLE, LoadReport, limit_of_peers
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
@@ -63,7 +64,7 @@ class EngineActor(Actor):
             stack.callback(draining.cancel)
             await asyncio.wait({died, serving, draining, reporting}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done():
-                await self._detach()
+                await self._detach(control)
                 return
             if died.done():
                 raise process.death()
@@ -108,9 +109,11 @@ class EngineActor(Actor):
         except EngineArgumentError as error:
             raise UnrecoverableError(f"engines.{self._group}.sglang: {error}") from error
 
-    async def _detach(self) -> None:
-        """Somebody else's engine goes on: it is not left in the middle of an update."""
-        if self._settings.url is not None and self._following is not None:
+    async def _detach(self, control: EngineControl) -> None:
+        """Somebody else's engine goes on: it is not left in the middle of an update. Ours ends: it gives back what it has."""
+        if self._settings.url is None:
+            await hand_over(control)
+        elif self._following is not None:
             await self._following.settled(3 * self._settings.update_timeout_s)
 
     async def _serve(self, session: aiohttp.ClientSession, control: EngineControl) -> None:

@@ -1,4 +1,5 @@
-"""SGLang's control interface: every call has a deadline, every failure a name, and no call ever aborts a request.
+"""SGLang's control interface: every call has a deadline, every failure a name, and no call ever aborts a request but the two
+that say so.
 
 Weight updates and the KV cache, found by experiment on 0.5.23 (tests/contract/test_sglang_update.py keeps it true) and
 on 0.5.15.post1. A prompt's KV enters the radix cache as soon as it is prefilled, under (extra_key, tokens). After
@@ -238,6 +239,10 @@ class EngineControl:
         if not rid:
             raise ValueError("abort needs the id of one request: found an empty one")
         await self._call("POST", "/abort_request", {"rid": rid, "abort_all": False})
+
+    async def abort_all(self) -> None:
+        """Ends every request; what each has made goes to whoever waits for it. For a server that is about to end."""
+        await self._call("POST", "/abort_request", {"rid": "", "abort_all": True})
 
     async def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         limit_s = timeout_s or self._timeout_s

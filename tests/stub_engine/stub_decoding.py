@@ -31,6 +31,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[dict[str, Any]] = field(default_factory=list)
+    aborted: bool = False
 
     def step(self, label: str, weights: str) -> None:
         position = self.start + len(self.tokens)
@@ -93,6 +94,13 @@ class Decoder:
     def update(self, folder: Path, label: str) -> None:
         self._tensors |= stub_tokens.tensor_digests(folder)
         self._live(label)
+
+    def abort_all(self) -> None:
+        """All that run end with what they have."""
+        for request in self._running:
+            if not request.done.done():
+                request.aborted = True
+                request.done.set_result(None)
 
     def rename(self, label: str) -> None:
         self._live(label)
