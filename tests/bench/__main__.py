@@ -23,6 +23,7 @@ BENCHES: Final = {
     "B3": "tests.bench.chaos",
     "B4": "tests.bench.b4_weights",
     "B6": "tests.bench.bus_tax",
+    "fleet": "tests.bench.fleet",
     "kernels": "tests.bench.kernels",
 }
 """Each module has `async measure(size)`, which returns the fields that docs and tests name."""
