@@ -103,10 +103,10 @@ class EngineClient:
         episode_tokens: int | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`on_sent`, to be set on a task's view, is called when a request goes to an engine, after it waited for one.
-        `episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
-        engine's version, so that no prefix of old weights is reused;
-        `resume_aborted` False returns an aborted generation as it is (finish_reason "abort")."""
+        """`episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
+        engine's version, so that no prefix of old weights is reused; `resume_aborted` False returns an aborted generation as
+        it is (finish_reason "abort"). `on_sent`, to be set on a task's view, is called when a request goes out, after it
+        waited for an engine."""
         self._session, self._router, self._tokenizer = session, router, tokenizer
         self._sampling: dict[str, Any] = dict(sampling or {})
         self._retry, self._resume, self._cache_per_version = retry, resume_aborted, cache_per_version
@@ -227,14 +227,14 @@ class EngineClient:
             prefers=self._affinity.engine,
             resumes=self._affinity.resumed or held.count > 0 or retries.failures > 0,
         )
-        since = time.monotonic()
+        since, limit_s = time.monotonic(), max(self._retry.room_s, retries.remaining_s) + _ROUTER_GRACE_S
         try:
-            limit_s = max(self._retry.room_s, retries.remaining_s) + _ROUTER_GRACE_S
             with self.clock.held():
                 async with asyncio.timeout(limit_s):
                     ref = await self._router.pick(retries.remaining_s, wanted)
         except (NoEngineError, TimeoutError) as error:
-            raise self._unavailable(held, retries, f"no engine was free: {error}") from error
+            why = str(error) or f"none had room within {limit_s:g} s"
+            raise self._unavailable(held, retries, f"no engine was free: {why}") from error
         retries.excuse(time.monotonic() - since)
         return ref
 

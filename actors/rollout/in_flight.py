@@ -114,6 +114,9 @@ class _NotingClient:
     def sampling(self) -> Mapping[str, Any]:
         return self._client.sampling
 
+    def at_least(self, number: int) -> _NotingClient:
+        return _NotingClient(self._client.at_least(number), self._watched, self._in_flight)
+
     async def generate(
         self, token_ids: TokenIds, sampling: Mapping[str, Any] | None = None, *, max_new_tokens: int | None = None
     ) -> Generation:
