@@ -74,6 +74,10 @@ class KnownEngine:
         """Whether it could take a request for weights (exactly, at least), now or when there is room."""
         return self.ready and takes(self.number, *kind) and self.breaker.state(now) != "open"
 
+    @property
+    def has_room(self) -> bool:
+        return self.share is None or self.requests < self.share
+
     def view(self, blocks: list[int], typical: float, scale: float, now: float) -> EngineView:
         """As `choose` wants it. `typical`: tokens of a request of others; `scale`: mean capacity over its own."""
         room = 1 << 30 if self.share is None else self.share - self.requests

@@ -16,6 +16,7 @@ import itertools
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from typing import Final
 
 from physarum.actors.rollout.fleet import KnownEngine, Ticket
@@ -168,23 +169,43 @@ class PresenceRouter:
     def _serve(self) -> None:
         """Sends out who waits and has an engine, in order. One of a kind that finds no room speaks for all of its kind."""
         now = time.monotonic()
-        full: set[_Kind] = set()
         for queue in self._waiting:
-            served = []
-            for waiter in queue:
-                if (None, None) in full:
-                    break
-                if waiter.given.done() or waiter.kind in full:
-                    continue
-                ref = self._choose(waiter, now)
-                if ref is None:
-                    full.add(waiter.kind)
-                    continue
-                waiter.given.set_result(ref)
-                served.append(waiter)
-            for waiter in served:
-                queue.remove(waiter)
+            if queue and any(one.has_room and one.ready for one in self._engines.values()):
+                self._send_out(queue, now)
         self._wake_for_a_probe(now)
+
+    def _send_out(self, queue: deque[_Waiter], now: float) -> None:
+        full: set[_Kind] = set()
+        for waiter in self._in_turn(queue, now):
+            if (None, None) in full:
+                break
+            if waiter.given.done() or waiter.kind in full:
+                continue
+            ref = self._choose(waiter, now)
+            if ref is None:
+                full.add(waiter.kind)
+                continue
+            waiter.given.set_result(ref)
+            queue.remove(waiter)
+
+    def _in_turn(self, queue: deque[_Waiter], now: float) -> Iterator[_Waiter]:
+        """Each in the order they came: whose session's engine has room; who has no session; whose engine is full.
+
+        So a place that becomes free goes to a session that is at home there: where all engines are full, whoever came first
+        would take it from them, and prefill its whole history there.
+        """
+        home, free, away = [], [], []
+        for waiter in queue:
+            engine = self._engines.get(waiter.wanted.prefers)
+            at_home = engine is not None and engine.able(waiter.kind, now)
+            (home if at_home else free).append(waiter)
+        for waiter in home:
+            if self._engines[waiter.wanted.prefers].has_room:
+                yield waiter
+            else:
+                away.append(waiter)
+        yield from free
+        yield from away
 
     def _choose(self, waiter: _Waiter, now: float) -> EngineRef | None:
         able = [one for one in self._engines.values() if one.ready and one.breaker.allows(now)]

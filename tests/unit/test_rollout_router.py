@@ -158,6 +158,23 @@ async def test_waiters_of_a_kind_leave_in_the_order_they_came() -> None:
     assert order == [0, 1, 2, 3, 4]
 
 
+async def test_a_place_goes_to_a_session_that_is_at_home_there_and_to_others_before_it_is_idle() -> None:
+    line = Line()
+    line.says("a", load=load(limit=1))
+    line.says("b", load=load(limit=1))
+    on_a = await line.pick(prefers="a")
+    on_b = await line.pick(prefers="b")
+    new, of_b, of_a = line.asks(), line.asks(prefers="b"), line.asks(prefers="a")
+    await asyncio.sleep(0)
+    line.router.release(on_a)
+    assert (await of_a).instance == "a", "although it came last"
+    line.router.release(await of_a)
+    assert (await new).instance == "a", "before a session of another engine"
+    line.router.release(await new)
+    assert (await of_b).instance == "a", "which goes elsewhere rather than leave it idle"
+    line.router.release(on_b)
+
+
 async def test_who_is_cancelled_takes_no_place_with_it() -> None:
     line = Line()
     line.says("a", load=load(limit=1))
