@@ -30,6 +30,8 @@ class RoutingConfig(Section):
     slack_tokens: Natural = 8192
     prefix_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of a prompt that must be shared for its prefix to decide."""
+    patience_s: Annotated[float, Field(ge=0)] = 2.0
+    """How long a session waits for room on its own engine while another one has some."""
     breaker_failures: Count = 3
     """In a row: then an engine is left out. A refused connection is enough alone."""
     breaker_base_s: Seconds = 0.5

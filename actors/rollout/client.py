@@ -62,7 +62,10 @@ def _retry(config: RolloutConfig) -> RetryPolicy:
 
 def _rules(routing: RoutingConfig) -> ChoiceRules:
     return ChoiceRules(
-        imbalance=routing.imbalance, slack_tokens=routing.slack_tokens, prefix_share=routing.prefix_share
+        imbalance=routing.imbalance,
+        slack_tokens=routing.slack_tokens,
+        prefix_share=routing.prefix_share,
+        patience_s=routing.patience_s,
     )
 
 

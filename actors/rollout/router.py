@@ -6,7 +6,8 @@
                                                                           `--> no room: wait; who resumes goes first
 
 There is no router process to lose. Waiting is on presence, on the ends of own requests and on breakers, never a poll.
-Invariant: whoever waits for an engine is woken when there is one for it; requests of one kind leave in the order they came.
+Invariant: whoever waits for an engine is woken when there is one for it, and a session waits for its own at most `patience_s`
+while another has room; requests of one kind leave in the order they came.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import itertools
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from physarum.actors.rollout.fleet import KnownEngine, Ticket
@@ -62,12 +63,13 @@ class PresenceRouter:
         breaker: BreakerPolicy | None = None,
         front: str | None = None,
         rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`front`: the URL of an sglang-router, which gets what any of the engines may answer. They are asked directly for
         weights of a certain number, and while the router fails."""
         self._roster, self._group, self._workers, self._me = roster, group, workers, me
         self._rules, self._breaker = rules or ChoiceRules(), breaker or BreakerPolicy()
-        self._rng = rng or random.Random()
+        self._rng, self._clock = rng or random.Random(), clock
         self._front, self._front_breaker = front, Breaker(self._breaker, self._rng)
         self._engines: dict[str, KnownEngine] = {}
         self._tickets: dict[int, Ticket] = {}
@@ -96,7 +98,7 @@ class PresenceRouter:
 
     def notify(self) -> None:
         """To be called at every change of a roster: takes it over, and serves whoever waits."""
-        now = time.monotonic()
+        now = self._clock()
         self._note_absence(now)
         beats = {beat.instance: beat for beat in self._roster.members if beat.facts.get("group") == self._group}
         for name in self._engines.keys() - beats.keys():
@@ -112,13 +114,16 @@ class PresenceRouter:
 
     async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
         """See agents.routing.Router. Raises NoEngineError after `deadline_s` on end without an engine that fits."""
-        waiter = _Waiter(wanted, deadline_s, time.monotonic())
+        waiter = _Waiter(wanted, deadline_s, self._clock())
         queue = self._waiting[0 if wanted.resumes else 1]
         queue.append(waiter)
         self._kinds[waiter.kind] += 1
         self._most = max(self._most, self.demand)
-        overdue = asyncio.get_running_loop().call_later(deadline_s, self._overdue, waiter)
+        loop = asyncio.get_running_loop()
+        timers = [loop.call_later(deadline_s, self._overdue, waiter)]
         self._serve()
+        if wanted.prefers and not waiter.given.done():
+            timers.append(loop.call_later(self._rules.patience_s + 1e-3, self._serve))
         try:
             return await waiter.given
         except asyncio.CancelledError:
@@ -126,7 +131,8 @@ class PresenceRouter:
                 self.release(waiter.given.result())
             raise
         finally:
-            overdue.cancel()
+            for timer in timers:
+                timer.cancel()
             if waiter in queue:
                 queue.remove(waiter)
             self._forget(waiter.kind)
@@ -147,7 +153,7 @@ class PresenceRouter:
         self._tickets[ref.ticket].breaker.succeeded()
 
     def failed(self, ref: EngineRef, error: Exception) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self._note_absence(now)
         ticket = self._tickets[ref.ticket]
         ticket.engine.failed(ticket, error, now)
@@ -168,7 +174,7 @@ class PresenceRouter:
 
     def _serve(self) -> None:
         """Sends out who waits and has an engine, in order. One of a kind that finds no room speaks for all of its kind."""
-        now = time.monotonic()
+        now = self._clock()
         for queue in self._waiting:
             if queue and any(one.has_room and one.ready for one in self._engines.values()):
                 self._send_out(queue, now)
@@ -189,10 +195,11 @@ class PresenceRouter:
             queue.remove(waiter)
 
     def _in_turn(self, queue: deque[_Waiter], now: float) -> Iterator[_Waiter]:
-        """Each in the order they came: whose session's engine has room; who has no session; whose engine is full.
+        """Each in the order they came: whose session's engine has room; who has no session; whose engine has been full for
+        `patience_s`.
 
-        So a place that becomes free goes to a session that is at home there: where all engines are full, whoever came first
-        would take it from them, and prefill its whole history there.
+        So a place that becomes free goes to a session that is at home there: where engines are full, whoever came first would
+        take it from them, and prefill its whole history there.
         """
         home, free, away = [], [], []
         for waiter in queue:
@@ -202,7 +209,7 @@ class PresenceRouter:
         for waiter in home:
             if self._engines[waiter.wanted.prefers].has_room:
                 yield waiter
-            else:
+            elif now - waiter.since >= self._rules.patience_s:
                 away.append(waiter)
         yield from free
         yield from away
@@ -253,7 +260,7 @@ class PresenceRouter:
 
     def _overdue(self, waiter: _Waiter) -> None:
         """Its deadline is over, unless there was an engine for it meanwhile."""
-        now = time.monotonic()
+        now = self._clock()
         self._note_absence(now)
         left = max(waiter.since, self._able_at.get(waiter.kind, 0.0)) + waiter.deadline_s - now
         if waiter.given.done():

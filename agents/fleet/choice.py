@@ -72,6 +72,8 @@ class ChoiceRules(msgspec.Struct, frozen=True, kw_only=True):
     slack_tokens: int = 8192
     prefix_share: float = 0.5
     """Of the prompt that must be shared for a prefix to decide."""
+    patience_s: float = 2.0
+    """How long a session waits for room on its own engine while another one has some."""
 
 
 def choose(engines: Iterable[EngineView], wanted: Wanted, rules: ChoiceRules) -> EngineView | None:

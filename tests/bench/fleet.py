@@ -96,6 +96,7 @@ class Fleet:
     moved: int = 0
     continued: int = 0
     finished: int = 0
+    now: float = 0.0
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -107,7 +108,9 @@ class Fleet:
     def _router(self, index: int) -> Any:
         rng = random.Random(self.seed + index)
         workers: Any = self.workers
-        return PresenceRouter(self.present, "policy", workers=workers, me=f"rollout-{index}", rng=rng)  # type: ignore[arg-type]
+        return PresenceRouter(
+            self.present, "policy", workers=workers, me=f"rollout-{index}", rng=rng, clock=lambda: self.now  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def announce(self) -> None:
         number = next(self.numbers)
@@ -132,6 +135,7 @@ class Fleet:
     async def run(self, seconds: float) -> None:
         episodes = [self.begin(index % WORKERS) for index in range(WORKERS * self.slots)]
         for tick in range(int(seconds / TICK_S)):
+            self.now = tick * TICK_S
             if tick % 2 == 0:
                 self.announce()
             await self._advance(episodes, tick * TICK_S)
@@ -147,7 +151,8 @@ class Fleet:
             if episode.turns == 0:
                 episodes[index] = episode = self.begin(episode.worker)
             if episode.asks is None and episode.wakes_at <= now:
-                wanted = Wanted(tokens=np.zeros(1, np.int32), max_new_tokens=LONGEST, prefers=episode.last)
+                history = np.full(episode.held, id(episode) & 0x7FFFFFFF, np.int32)
+                wanted = Wanted(tokens=history, max_new_tokens=LONGEST, prefers=episode.last)
                 pick = self.routers[episode.worker].pick(1e6, wanted)
                 episode.asks = asyncio.create_task(pick)
         await asyncio.sleep(0)

@@ -54,6 +54,7 @@ class Line:
 
     def __init__(self, workers: Present | None = None, **options: Any) -> None:
         self.engines = Present()
+        options = {"rules": ChoiceRules(patience_s=0.0)} | options
         self.router = PresenceRouter(
             self.engines, "policy", workers=workers, me="rollout-0", rng=random.Random(0), **options  # type: ignore[arg-type]
         )  # fmt: skip
@@ -173,6 +174,19 @@ async def test_a_place_goes_to_a_session_that_is_at_home_there_and_to_others_bef
     line.router.release(await new)
     assert (await of_b).instance == "a", "which goes elsewhere rather than leave it idle"
     line.router.release(on_b)
+
+
+async def test_a_session_waits_for_its_own_engine_for_a_moment_and_no_longer() -> None:
+    line = Line(rules=ChoiceRules(patience_s=0.05))
+    line.says("a", load=load(limit=1))
+    line.says("b", load=load(limit=1))
+    out = await line.pick(prefers="a")
+    patient = line.asks(prefers="a")
+    await asyncio.sleep(0)
+    assert not patient.done()
+    line.router.release(out)
+    assert (await patient).instance == "a"
+    assert (await line.pick(prefers="a")).instance == "b", "nothing else happened meanwhile"
 
 
 async def test_who_is_cancelled_takes_no_place_with_it() -> None:
