@@ -28,6 +28,8 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 
+from physarum.agents.budget import TokenBudget, nothing_more
+from physarum.agents.clock import EpisodeClock
 from physarum.agents.engine_wire import Reply, build_request, parse_reply
 from physarum.agents.errors import (
     EngineError,
@@ -37,6 +39,7 @@ from physarum.agents.errors import (
     NoEngineError,
     OffPinError,
 )
+from physarum.agents.fleet.choice import Wanted
 from physarum.agents.held import Held, check_sampling
 from physarum.agents.journal import Journal
 from physarum.agents.meter import BusyMeter
@@ -51,9 +54,20 @@ logger = logging.getLogger(__name__)
 # SGLang closes idle connections after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE); ours must be gone before, or a request races it.
 KEEPALIVE_TIMEOUT_S: Final = 3.0
 _JSON: Final = {"Content-Type": "application/json"}
+_SESSION: Final = "X-SMG-Routing-Key"
+"""By which an sglang-router of policy `manual` keeps a session on its engine."""
 _BODY_EXCERPT_CHARS: Final = 500
 _ROUTER_GRACE_S: Final = 0.2
 """Beyond its deadline, for a router to say by itself why there is no engine."""
+
+
+class _Session:
+    """Which engine served an episode last: the next request prefers it. One for each episode, shared by its requests."""
+
+    def __init__(self, resumed: bool = False) -> None:
+        self.engine = ""
+        self.resumed = resumed
+
 
 # (engine, reported label, submitted at, answered at: Unix seconds) -> the oldest label the tokens may hold.
 OldestVersion = Callable[[EngineRef, str, float, float], str]
@@ -86,10 +100,13 @@ class EngineClient:
         cache_per_version: bool = False,
         oldest_version: OldestVersion = version_at_submission,
         meter: BusyMeter | None = None,
+        episode_tokens: int | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`cache_per_version` sends extra_key = the engine's version, so that no prefix of old weights is reused;
-        `resume_aborted` False returns an aborted generation as it is (finish_reason "abort")."""
+        """`episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
+        engine's version, so that no prefix of old weights is reused; `resume_aborted` False returns an aborted generation as
+        it is (finish_reason "abort"). `on_sent`, to be set on a task's view, is called when a request goes out, after it
+        waited for an engine."""
         self._session, self._router, self._tokenizer = session, router, tokenizer
         self._sampling: dict[str, Any] = dict(sampling or {})
         self._retry, self._resume, self._cache_per_version = retry, resume_aborted, cache_per_version
@@ -97,6 +114,12 @@ class EngineClient:
         self._rng = rng or random.Random()
         self._rid_prefix = ""
         self._pin: int | None = None
+        self._minimum: int | None = None
+        self._affinity = _Session()
+        self._episode_tokens = episode_tokens
+        self._budget = TokenBudget(None)
+        self.clock = EpisodeClock()
+        self.on_sent: Callable[[], None] = lambda: None
         self.journal: Journal | None = None
         self.meter = meter or BusyMeter()
         self.flaws: Counter[str] = Counter()
@@ -126,7 +149,15 @@ class EngineClient:
         view._sampling = {**self._sampling, **task.sampling}
         view._rid_prefix = f"{task.id}:"
         view._pin = task.pin
+        view._affinity = _Session(resumed=bool(task.begun))
+        view._budget, view.clock = TokenBudget(self._episode_tokens), EpisodeClock()
         view.journal = Journal(task.begun)
+        return view
+
+    def at_least(self, number: int) -> EngineClient:
+        """A view that is served by weights of this number or newer ones."""
+        view = copy.copy(self)
+        view._minimum = number
         return view
 
     async def generate(
@@ -140,7 +171,16 @@ class EngineClient:
         params = {**self._sampling, **(sampling or {})}
         if max_new_tokens is not None:
             params["max_new_tokens"] = max_new_tokens
-        held = self._open(np.asarray(token_ids, dtype=np.int32), check_sampling(params))
+        prompt, params = np.asarray(token_ids, dtype=np.int32), check_sampling(params)
+        if self._budget.is_spent:
+            return nothing_more(prompt)
+        held = self._open(prompt, self._budget.within(params))
+        made = await self._finish(held)
+        self._budget.spend(len(made.token_ids))
+        return made
+
+    async def _finish(self, held: Held) -> Generation:
+        """Requests until `held` is finished, or nobody finishes it."""
         retries = Retries(self._retry, self._rng)
         while not held.finished:
             try:
@@ -159,17 +199,21 @@ class EngineClient:
 
     async def _send(self, held: Held, retries: Retries) -> Reply:
         """One request on one engine; its reply is added to `held`."""
-        ref = await self._pick(held, retries)
-        rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
         prompt = held.next_prompt()
-        request = build_request(prompt, held.next_sampling(), rid, ref.version if self._cache_per_version else None)
+        ref = await self._pick(held, prompt, retries)
+        rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
+        key = ref.version if self._cache_per_version and not ref.through else None
+        request = build_request(prompt, held.next_sampling(), rid, key)
         submitted_at = time.time()
+        self.on_sent()
         try:
-            body = await self._post(ref, request, retries.request_timeout_s)
+            body = await self._post(ref, request, rid, retries.request_timeout_s)
             reply = parse_reply(
                 body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
             )
             self._check_pin(reply, ref)
+            self._router.served(ref, len(reply.token_ids))
+            self._affinity.engine = ref.instance
         except (EngineFailedError, OffPinError, aiohttp.ClientError, TimeoutError) as error:
             self._router.failed(ref, error)
             raise
@@ -179,20 +223,35 @@ class EngineClient:
         held.add(reply, rid)
         return reply
 
-    async def _pick(self, held: Held, retries: Retries) -> EngineRef:
+    async def _pick(self, held: Held, prompt: npt.NDArray[np.int32], retries: Retries) -> EngineRef:
+        """Waiting for an engine that comes is not charged to the request; only absence has its deadline."""
+        wanted = Wanted(
+            tokens=prompt,
+            max_new_tokens=held.next_sampling()["max_new_tokens"],
+            number=self._pin,
+            minimum=self._minimum,
+            prefers=self._affinity.engine,
+            resumes=self._affinity.resumed or held.count > 0 or retries.failures > 0,
+        )
+        since, limit_s = time.monotonic(), max(self._retry.room_s, retries.remaining_s) + _ROUTER_GRACE_S
         try:
-            async with asyncio.timeout(retries.remaining_s + _ROUTER_GRACE_S):
-                return await self._router.pick(retries.remaining_s, self._pin)
+            with self.clock.held():
+                async with asyncio.timeout(limit_s):
+                    ref = await self._router.pick(retries.remaining_s, wanted)
         except (NoEngineError, TimeoutError) as error:
-            raise self._unavailable(held, retries, f"no engine was free: {error}") from error
+            why = str(error) or f"none had room within {limit_s:g} s"
+            raise self._unavailable(held, retries, f"no engine was free: {why}") from error
+        retries.excuse(time.monotonic() - since)
+        return ref
 
-    async def _post(self, ref: EngineRef, request: bytes, timeout_s: float) -> bytes:
+    async def _post(self, ref: EngineRef, request: bytes, rid: str, timeout_s: float) -> bytes:
         """The body of a 200 answer. A cancelled or timed-out request closes its connection; the engine then aborts."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         url = f"{ref.url.rstrip('/')}/generate"
-        with self.meter.busy():
+        headers = {**_JSON, _SESSION: self._rid_prefix or rid} if ref.through else _JSON
+        with self.meter.busy(), self.clock.working():
             async with self._session.post(
-                url, data=request, headers=_JSON, timeout=timeout, allow_redirects=False
+                url, data=request, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 body = await response.read()
         if response.status == HTTPStatus.OK:
@@ -223,7 +282,8 @@ class EngineClient:
         retries.failed(error)
         if retries.exhausted:
             raise self._unavailable(held, retries, "giving up") from error
-        await retries.back_off()
+        with self.clock.held():
+            await retries.back_off()
 
     def _unavailable(self, held: Held, retries: Retries, why: str) -> EngineUnavailableError:
         last = f"{type(retries.last).__name__}: {retries.last}" if retries.last else "none"

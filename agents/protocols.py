@@ -76,6 +76,10 @@ class Client(Protocol):
         """The task's sampling parameters (SGLang's names), used where a call gives no others."""
         ...
 
+    def at_least(self, number: int) -> Client:
+        """The same client, served by weights of this number or newer ones; a request waits until an engine has them."""
+        ...
+
     async def generate(
         self, token_ids: TokenIds, sampling: Mapping[str, Any] | None = None, *, max_new_tokens: int | None = None
     ) -> Generation:

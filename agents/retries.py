@@ -1,7 +1,7 @@
-"""How often and how fast a request is tried again: bounded attempts, exponential backoff, full jitter, one deadline.
+"""How often and how fast a request is tried again: bounded attempts, decorrelated jitter, one deadline.
 
-Jitter: uniform in [0, min(max, base * 2^k)] ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015), so that
-requests that failed together do not come back together.
+Jitter: uniform in [base, 3 * the wait before], at most max ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015),
+so that requests that failed together do not come back together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import msgspec
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """`attempts` in a row without a new token end the request; so does `deadline_s` in all.
+    """`attempts` in a row without a new token end the request; so does `deadline_s` in all, not counted the time in which
+    it waited for room on an engine, `room_s` at most each time.
 
     The defaults ride out an engine that is restarted elsewhere (its absence is waited for in Router.pick, not here) and
     give up within about a minute on one that answers 5xx at once.
@@ -26,10 +27,16 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_s: float = 5.0
     deadline_s: float = 600.0
     request_timeout_s: float = 120.0
+    room_s: float = 3600.0
 
 
 DEFAULT_RETRY: Final = RetryPolicy()
 _SHORTEST_TIMEOUT_S: Final = 0.001  # aiohttp takes 0 for "no timeout"
+
+
+def decorrelated_s(rng: random.Random, base_s: float, before_s: float, max_s: float) -> float:
+    """How long to wait after `before_s` (0: for the first time), in [min(base, max), max]."""
+    return min(max_s, rng.uniform(base_s, max(base_s, 3.0 * before_s)))
 
 
 class Retries:
@@ -39,6 +46,7 @@ class Retries:
         self._policy = policy
         self._rng = rng
         self._ends_at = time.monotonic() + policy.deadline_s
+        self._waited_s = 0.0
         self.failures = 0
         self.last: Exception | None = None
 
@@ -62,8 +70,13 @@ class Retries:
     def progressed(self) -> None:
         """New tokens arrived: earlier failures no longer count."""
         self.failures = 0
+        self._waited_s = 0.0
+
+    def excuse(self, seconds: float) -> None:
+        """Time in which an engine was waited for and came: it does not count."""
+        self._ends_at += seconds
 
     async def back_off(self) -> None:
         """Wait before the next attempt, at most until the deadline."""
-        ceiling_s = min(self._policy.max_s, self._policy.base_s * 2.0 ** max(self.failures - 1, 0))
-        await asyncio.sleep(max(0.0, min(self._rng.uniform(0.0, ceiling_s), self.remaining_s)))
+        self._waited_s = decorrelated_s(self._rng, self._policy.base_s, self._waited_s, self._policy.max_s)
+        await asyncio.sleep(max(0.0, min(self._waited_s, self.remaining_s)))

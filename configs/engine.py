@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from physarum.configs.hooks import Hook
-from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrls, Seconds, Section, refuse
+from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrl, HttpUrls, Seconds, Section, refuse
 
 
 def _normalise_arguments(value: Any) -> Any:
@@ -40,6 +40,37 @@ class CanaryConfig(Section):
     """For the gate; later it has refused."""
 
 
+class ConcurrencyConfig(Section):
+    """How many requests an engine has at once: found from its KV usage and queue time (actors/engine/limit.py), announced, and
+    shared by the rollout actors."""
+
+    floor: Count = 4
+    ceiling: Count | None = None
+    """Null: as many as the server runs at once."""
+    start: Count | None = None
+    """Null: as many as fit whatever they do; a larger one is brought down to that."""
+    kv_target: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """Usage of the KV pool up to which more is let in; halfway from there to 1 the limit shrinks."""
+    queue_target_s: Seconds = 2.0
+    """A request may wait this long inside the engine."""
+    decrease: Annotated[float, Field(gt=0, lt=1)] = 0.85
+    step: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Growth of the limit in the time in which the KV is replaced once, after the first decrease."""
+    period_s: Seconds = 1.0
+    """Between two samples of the load, each of which is announced."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ConcurrencyConfig:
+        highest = min((bound for bound in (self.ceiling, self.start) if bound is not None), default=None)
+        if highest is not None and highest < self.floor:
+            raise refuse(
+                expected="`floor` <= `start` and `floor` <= `ceiling`",
+                remedy="lower `floor`, or raise the other",
+                found=f"floor {self.floor}, start {self.start}, ceiling {self.ceiling}",
+            )
+        return self
+
+
 class EngineConfig(Section):
     """A group of equal engines. With `url` the servers are external: attached, never started or stopped."""
 
@@ -53,9 +84,15 @@ class EngineConfig(Section):
     python: Path | None = None
     """Interpreter of the engine's environment; null takes .venv-engine beside the project, else this interpreter."""
     url: HttpUrls | None = None
+    router: HttpUrl | None = None
+    """An sglang-router in front of these engines: it then chooses among them, and where it fails they are asked directly."""
     sglang: SglangArguments = Field(default_factory=dict)
     start_timeout_s: Seconds = 600.0
     """From start to health; a cold server takes minutes."""
+    unresponsive_timeout_s: Seconds = 300.0
+    """A server that does not report its load gets no traffic; after this long it is started anew (not one at a `url`)."""
+    concurrency: ConcurrencyConfig | None = ConcurrencyConfig()
+    """Null: no limit; what an engine cannot run waits inside it."""
     pause: Literal["retract", "in_place"] = "retract"
     """Weight updates: `retract` recomputes held tokens once, `in_place` goes on over the old KV."""
     update_timeout_s: Seconds = 60.0

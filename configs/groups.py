@@ -10,6 +10,9 @@ from physarum.configs.types import Count, Natural, Seconds, Section
 class GroupsConfig(Section):
     """A group is closed when all its members are there (or were given up), or at its deadline."""
 
+    enough: Count | None = None
+    """A group goes on with the first so many members (`source.group_size` is more then: over-provision); the others are cut off
+    where they are, and dropped(late). Null: all of them. Long answers lose: see docs/rollout.md."""
     deadline_s: Seconds | None = None
     """From a group's first execution in the trainer; null waits for every member. Later ones are dropped(late)."""
     refills: Natural = 1

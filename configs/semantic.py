@@ -294,6 +294,15 @@ def _external_engines(config: RootConfig) -> Iterator[_Finding]:
                 yield ("engines", name, option), found, "a server that is started here", remedy
 
 
+def _engine_routers(config: RootConfig) -> Iterator[_Finding]:
+    """Who asks a router does not know which engine answers, so it cannot keep the prefixes of versions apart."""
+    for name, group in config.engines.items():
+        if group.router is not None and group.pause == "in_place" and not group.sglang.get("disable-radix-cache"):
+            found = f"`engines.{name}.router` with `engines.{name}.pause: in_place` and a prefix cache"
+            remedy = f"set `engines.{name}.pause: retract`, or `engines.{name}.sglang.disable-radix-cache: true`"
+            yield ("engines", name, "router"), found, "engines that hold no prefix of older weights", remedy
+
+
 def _quantised_models(config: RootConfig) -> Iterator[_Finding]:
     """All engines that follow versions get the same tensors."""
     following = {name: group for name, group in config.engines.items() if group.model is None}
@@ -369,6 +378,28 @@ def _autoscale(config: RootConfig) -> Iterator[_Finding]:
             yield (*key, "most"), found, f"at most {count}", f"raise `{section}.count`: it begins there, and may shrink"
 
 
+def _enough(config: RootConfig) -> Iterator[_Finding]:
+    """A group that goes on early: fewer than are issued, no fewer than are needed, and not where all are waited for."""
+    enough, key = config.groups.enough, ("groups", "enough")
+    if enough is None:
+        return
+    if enough > config.source.group_size and config.source.curriculum is None:
+        found = f"`groups.enough: {enough}` with `source.group_size: {config.source.group_size}`"
+        yield key, found, "at most the members that are issued", "raise `source.group_size`, or remove `groups.enough`"
+    if enough < config.groups.min_members:
+        found = f"`groups.enough: {enough}` with `groups.min_members: {config.groups.min_members}`"
+        yield (
+            key,
+            found,
+            "at least the members that a group needs",
+            "lower `groups.min_members`, or raise `groups.enough`",
+        )
+    if config.trainer.ordered or config.age.of(config.source.name).consumption == "wait":
+        other = "trainer.ordered: true" if config.trainer.ordered else "age.consumption: wait"
+        found = f"`groups.enough: {enough}` with `{other}`"
+        yield key, found, "groups that do not depend on who is first", "remove `groups.enough`, or the other"
+
+
 def _supervision(config: RootConfig) -> Iterator[_Finding]:
     s = config.supervisor
     if s.heartbeat_limit_s <= s.heartbeat_s:
@@ -398,10 +429,12 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _judges,
     _engine_ports,
     _external_engines,
+    _engine_routers,
     _quantised_models,
     _quantised_at_load,
     _devices,
     _blobs,
     _autoscale,
+    _enough,
     _supervision,
 )

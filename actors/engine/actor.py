@@ -1,7 +1,7 @@
 """The engine actor: one SGLang server, started or attached, which follows the head (following.py) and reports its load.
 
-start server, or attach -> healthy -> waiting for weights -> ready
-     |  dies: its last log lines end this actor                `--> an attached one that does not answer is unreachable
+start server, or attach -> healthy -> waiting for weights -> ready <--> unreachable: it does not answer
+     |  dies: its last log lines end this actor                              `--> for minutes: it is started anew
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from physarum.actors.engine.errors import (
 from physarum.actors.engine.external import ExternalEngine
 from physarum.actors.engine.following import Following
 from physarum.actors.engine.frozen import check_frozen
+from physarum.actors.engine.handing_over import hand_over
+from physarum.actors.engine.load import UNREACHABLE, LoadReport, limit_of_peers
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
@@ -35,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineActor(Actor):
-    """Role engine, instance `<group>-<number>`. Announces facts group, url, version (label), engine_pid."""
+    """Role engine, instance `<group>-<number>`. Announces facts group, url, version (label), engine_pid, load."""
 
     role: ClassVar[str] = "engine"
 
@@ -48,11 +50,13 @@ class EngineActor(Actor):
             session = await stack.enter_async_context(aiohttp.ClientSession())
             process = await self._start(stack, session)
             control = EngineControl(process.url, session, update_timeout_s=self._settings.update_timeout_s)
-            await control.capabilities()
+            can, found = await control.capabilities(), await limit_of_peers(self.bus, self._group)
+            report = LoadReport(self, self._settings, control, can, found)
+            await report.sample()  # its limit is known before it takes traffic
             self.facts |= {"url": process.url, "engine_pid": process.pid}
             died = asyncio.ensure_future(process.wait_exit())
             serving = asyncio.create_task(self._serve(session, control), name="serve heads")
-            reporting = asyncio.create_task(self._report_load(control), name="report load")
+            reporting = asyncio.create_task(self._report_load(report), name="report load")
             draining = asyncio.create_task(self.context.draining.wait(), name="draining")
             stack.callback(died.cancel)
             stack.push_async_callback(_ended, serving)
@@ -60,7 +64,7 @@ class EngineActor(Actor):
             stack.callback(draining.cancel)
             await asyncio.wait({died, serving, draining, reporting}, return_when=asyncio.FIRST_COMPLETED)
             if draining.done():
-                await self._detach()
+                await self._detach(control)
                 return
             if died.done():
                 raise process.death()
@@ -105,9 +109,11 @@ class EngineActor(Actor):
         except EngineArgumentError as error:
             raise UnrecoverableError(f"engines.{self._group}.sglang: {error}") from error
 
-    async def _detach(self) -> None:
-        """Somebody else's engine goes on: it is not left in the middle of an update."""
-        if self._settings.url is not None and self._following is not None:
+    async def _detach(self, control: EngineControl) -> None:
+        """Somebody else's engine goes on: it is not left in the middle of an update. Ours ends: it gives back what it has."""
+        if self._settings.url is None:
+            await hand_over(control)
+        elif self._following is not None:
             await self._following.settled(3 * self._settings.update_timeout_s)
 
     async def _serve(self, session: aiohttp.ClientSession, control: EngineControl) -> None:
@@ -121,26 +127,31 @@ class EngineActor(Actor):
         self._following = Following(self, self._settings, self._group, session, control)
         await self._following.run()
 
-    async def _report_load(self, control: EngineControl) -> None:
-        """The server's own load, sampled for each heartbeat: it has no event for it."""
+    async def _report_load(self, report: LoadReport) -> None:
+        """The server's own load, sampled and announced: it has no event for it."""
         while True:
-            await asyncio.sleep(self.config.supervisor.heartbeat_s)
-            attached = self._following if self._settings.url is not None else None
-            try:
-                load = await control.loads()
-                if attached is not None:
-                    await attached.check()
-            except EngineError as error:
-                _log.debug("no load from the engine: %s", error)
-                if attached is not None:
-                    attached.lost(error)
-                continue
-            self.numbers |= {
-                "running": load.running,
-                "waiting": load.waiting,
-                "kv_usage": round(load.token_usage, 3),
-                "tokens_per_s": round(load.generated_tokens_per_s, 1),
-            }
+            await report.sample()
+            await asyncio.sleep(self._load_period_s)
+
+    @property
+    def _load_period_s(self) -> float:
+        concurrency = self._settings.concurrency
+        return self.config.supervisor.heartbeat_s if concurrency is None else concurrency.period_s
+
+    async def answered(self, whole: bool) -> None:
+        """The server answers; `whole`: it may be another one, or have been silent, so it is looked at. Raises EngineError."""
+        if not whole:
+            return
+        if self._following is not None:
+            await self._following.check()
+        elif self.state == UNREACHABLE:
+            self.become("ready")
+
+    def silent(self, error: EngineError) -> None:
+        """The server does not answer: no traffic goes there until it does."""
+        if self.state == "ready":
+            _log.warning("the engine does not answer: %s", error)
+            self.become(UNREACHABLE)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

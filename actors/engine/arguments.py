@@ -63,7 +63,8 @@ def server_command(
 def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:
     """What physarum sets unless the user says otherwise, in the words of the installed release."""
     known = schema.by_name()
-    defaults: dict[str, Any] = {}
+    # Without it /v1/loads reports neither tokens per second nor preemptions, on which the engine's limit rests.
+    defaults: dict[str, Any] = {"enable-metrics": True} if "enable-metrics" in known else {}
     if device == "cpu":
         defaults |= _CPU_DEFAULTS
         if "cuda-graph-backend-decode" in known:

@@ -1,4 +1,5 @@
-"""SGLang's control interface: every call has a deadline, every failure a name, and no call ever aborts a request.
+"""SGLang's control interface: every call has a deadline, every failure a name, and no call ever aborts a request but the two
+that say so.
 
 Weight updates and the KV cache, found by experiment on 0.5.23 (tests/contract/test_sglang_update.py keeps it true) and
 on 0.5.15.post1. A prompt's KV enters the radix cache as soon as it is prefilled, under (extra_key, tokens). After
@@ -56,16 +57,26 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether weights that come as tensors need a session round them."""
     ranks: int
     """Tensor-parallel ranks, each of which gets its own payload."""
+    longest_tokens: int | None = None
+    """What one request can hold at most, prompt and answer, where the server says so."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests and tokens in the server, summed over its data-parallel ranks."""
+    """Requests and tokens in the server, summed over its data-parallel ranks. What a release does not report is None (or 0)."""
 
     running: int
     waiting: int
     used_tokens: int
     token_usage: float
     generated_tokens_per_s: float
+    capacity_tokens: int | None = None
+    running_at_most: int | None = None
+    waiting_tokens: int | None = None
+    """Of waiting requests, still to be prefilled."""
+    prefilled_tokens: int | None = None
+    """Since the start."""
+    retracted: int = 0
+    """Requests put back for want of KV in the server's last interval of statistics."""
 
 
 class EngineControl:
@@ -106,13 +117,7 @@ class EngineControl:
                 f"{self.base_url}/v1/loads holds no list of loads: {str(answer)[:_BODY_IN_MESSAGE]}"
             )
         try:
-            return Load(
-                running=sum(int(rank["num_running_reqs"]) for rank in ranks),
-                waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
-                used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
-                token_usage=max(float(rank["token_usage"]) for rank in ranks),
-                generated_tokens_per_s=sum(float(rank["gen_throughput"]) for rank in ranks),
-            )
+            return _load(ranks)
         except (KeyError, TypeError, ValueError) as error:
             raise EngineAnswerError(
                 f"{self.base_url}/v1/loads has another form than expected ({error!r}): {str(answer)[:_BODY_IN_MESSAGE]}"
@@ -135,6 +140,7 @@ class EngineControl:
                 radix_cache=not info.get("disable_radix_cache", False),
                 update_sessions="/begin_weight_update" in _paths(described),
                 ranks=int(info.get("tp_size", 1)),
+                longest_tokens=info.get("context_length") or info.get("max_req_input_len"),
             )
         return self._capabilities
 
@@ -234,6 +240,10 @@ class EngineControl:
             raise ValueError("abort needs the id of one request: found an empty one")
         await self._call("POST", "/abort_request", {"rid": rid, "abort_all": False})
 
+    async def abort_all(self) -> None:
+        """Ends every request; what each has made goes to whoever waits for it. For a server that is about to end."""
+        await self._call("POST", "/abort_request", {"rid": "", "abort_all": True})
+
     async def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         limit_s = timeout_s or self._timeout_s
         where = f"{method} {self.base_url}{path}"
@@ -251,6 +261,25 @@ class EngineControl:
             text = content.decode(errors="replace")[:_BODY_IN_MESSAGE]
             raise EngineRefusedError(f"{where} answered {response.status}: {text}", response.status, text)
         return _json(content)
+
+
+def _load(ranks: list[dict[str, Any]]) -> Load:
+    def total(name: str) -> int | None:
+        """None where a release does not report it, or reports nothing."""
+        return sum(int(rank.get(name, 0)) for rank in ranks) or None
+
+    return Load(
+        running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+        waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+        used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
+        token_usage=max(float(rank["token_usage"]) for rank in ranks),
+        generated_tokens_per_s=sum(float(rank["gen_throughput"]) for rank in ranks),
+        capacity_tokens=total("max_total_num_tokens"),
+        running_at_most=total("max_running_requests"),
+        waiting_tokens=total("num_waiting_uncached_tokens"),
+        prefilled_tokens=total("total_prefill_uncached_tokens"),
+        retracted=sum(int((rank.get("queues") or {}).get("retracted", 0)) for rank in ranks),
+    )
 
 
 def _json(content: bytes) -> Any:

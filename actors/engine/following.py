@@ -21,7 +21,6 @@ from physarum.actors.called import HookFailedError, called
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
-from physarum.actors.engine.errors import EngineError
 from physarum.actors.engine.listening import listen
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
@@ -141,12 +140,6 @@ class Following:
             self._forget(receiver)
         else:
             self._actor.become("ready")  # it did not answer for a while, and is the same
-
-    def lost(self, error: EngineError) -> None:
-        """The engine does not answer: no traffic goes there until it does."""
-        if self._actor.state == "ready":
-            _log.warning("the engine does not answer: %s", error)
-            self._actor.become("unreachable")
 
     def _forget(self, receiver: Receiver) -> None:
         self._actor.facts = {name: value for name, value in self._actor.facts.items() if name != "version"}

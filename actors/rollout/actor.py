@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
@@ -26,20 +26,19 @@ import numpy as np
 from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
-from physarum.actors.policy_engines import evaluation_group, policy_group
-from physarum.actors.rollout.in_flight import HopelessError, InFlight
+from physarum.actors.rollout.client import open_clients
+from physarum.actors.rollout.cutting import CutOffError
+from physarum.actors.rollout.in_flight import InFlight
 from physarum.actors.rollout.router import PresenceRouter
+from physarum.actors.rollout.surplus import Surplus, SurplusError
 from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
 from physarum.actors.wire import publish_execution, publish_partial, read_task
-from physarum.agents.client import EngineClient, open_session
+from physarum.agents.client import EngineClient
 from physarum.agents.errors import AgentError, EngineRefusedError, TaskError
 from physarum.agents.protocols import Client
-from physarum.agents.retries import RetryPolicy
-from physarum.agents.tokenizer import FolderTokenizer
 from physarum.bus.codec import decode
 from physarum.bus.errors import BlobRefusedError, BlobUnreachableError, BusError, CodecError, RecordError
-from physarum.bus.presence import Roster
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.work import Delivery
 from physarum.configs.hooks import Hook, load_hook
@@ -51,8 +50,6 @@ _log = logging.getLogger(__name__)
 _REPORT_S: Final = 1.0
 _HAND_OVER_S: Final = 10.0
 """For storing what a drained episode generated; the supervisor kills an actor that drains much longer."""
-_REQUEST_SHARE: Final = 0.9
-"""Of an episode's time that one generation may take: its own error, which names the engines, then comes first."""
 
 _BAD_REQUEST: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 """What an engine says of the request itself. Other statuses may say something of the server."""
@@ -68,6 +65,7 @@ class RolloutActor(Actor):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.tally = _tally()
+        self._router: PresenceRouter
 
     async def run(self) -> None:
         hook = self.config.rollout.generate
@@ -75,36 +73,18 @@ class RolloutActor(Actor):
             raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
         hooks = Hooks(self.config, hook)
         async with AsyncExitStack() as stack:
-            client, evaluating = await self._clients(stack)
+            client, evaluating, self._router = await stack.enter_async_context(open_clients(self.context))
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
             reporter = asyncio.create_task(self._report(client), name="generation report")
             stack.callback(reporter.cancel)
-            in_flight = InFlight(self.context)
+            in_flight, surplus = InFlight(self.context), Surplus(self.context)
             if in_flight.wanted:
-                follower = asyncio.create_task(in_flight.follow(), name="follow the head")
-                stack.callback(follower.cancel)
+                _beside(stack, in_flight.follow(), "follow the head")
+            if surplus.wanted:
+                _beside(stack, surplus.follow(), "follow closed groups")
             self.become("ready")
-            await self._work(queue, Episodes(self, client, evaluating, hooks, in_flight))
+            await self._work(queue, Episodes(self, client, evaluating, hooks, in_flight, surplus))
             await self._emit_report(client)
-
-    async def _clients(self, stack: AsyncExitStack) -> tuple[EngineClient, EngineClient]:
-        """For training, and for evaluations: the same client, on the engines that are kept for them where some are."""
-        groups = [policy_group(self.config), evaluation_group(self.config)]
-        roster = Roster(self.bus, "engine", on_change=lambda: [router.notify() for router in routers])
-        routers = [PresenceRouter(roster, group) for group in groups]
-        await stack.enter_async_context(roster.open())
-        client = await self._client(stack, routers[0])
-        return client, client if groups[0] == groups[1] else client.through(routers[1])
-
-    async def _client(self, stack: AsyncExitStack, router: PresenceRouter) -> EngineClient:
-        session = await stack.enter_async_context(open_session())
-        retry = RetryPolicy(
-            attempts=64,
-            deadline_s=_REQUEST_SHARE * self.config.rollout.episode_timeout_s,
-            request_timeout_s=self.config.rollout.request_timeout_s,
-        )
-        tokenizer = FolderTokenizer(self.context.folder.start_model)
-        return EngineClient(session, router, tokenizer, retry=retry, cache_per_version=True)
 
     async def _work(self, queue: TaskQueue, episodes: Episodes) -> None:
         """Keeps every slot busy until draining; then waits for the episodes that run.
@@ -135,16 +115,35 @@ class RolloutActor(Actor):
             await asyncio.sleep(_REPORT_S)
             await self._emit_report(client)
 
+    def _ask_for(self, demand: int) -> None:
+        """Tells the others what this worker asks of the engines, at once where it is another magnitude: shares follow it."""
+        before, self.facts = self.facts.get("demand", 0), {**self.facts, "demand": demand}
+        if not before / 2 <= demand <= before * 2:
+            self.announce()
+
     async def _emit_report(self, client: EngineClient) -> None:
         intervals = [list(interval) for interval in client.meter.pop()]
         tally, self.tally = self.tally, _tally()
-        self.numbers["in_flight"] = client.meter.in_flight
+        self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
+        self._ask_for(self._router.pop_demand())
         if intervals or any(tally.values()):
             await self.context.emit("generation", {**tally, "intervals": intervals})
 
 
+def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str) -> None:
+    """Work whose end costs tokens that are made for nothing, and no execution: it is logged."""
+    task = asyncio.create_task(work, name=name)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s: ended, episodes are no longer cut off: %r", name, error)
+
+    task.add_done_callback(ended)
+    stack.callback(task.cancel)
+
+
 def _tally() -> dict[str, int]:
-    return {"tokens": 0, "prompt_tokens": 0, "episodes": 0, "failed": 0, "hopeless": 0, "handed_over": 0}
+    return {"tokens": 0, "prompt_tokens": 0, "episodes": 0, "failed": 0, "hopeless": 0, "late": 0, "handed_over": 0}
 
 
 class Hooks:
@@ -167,12 +166,19 @@ class Episodes:
     """Runs deliveries to their end; every path ends the delivery exactly once."""
 
     def __init__(
-        self, actor: RolloutActor, client: EngineClient, evaluating: EngineClient, hooks: Hooks, in_flight: InFlight
+        self,
+        actor: RolloutActor,
+        client: EngineClient,
+        evaluating: EngineClient,
+        hooks: Hooks,
+        in_flight: InFlight,
+        surplus: Surplus,
     ) -> None:
         self._actor = actor
         self._client, self._evaluating = client, evaluating
         self._hooks = hooks
         self._in_flight = in_flight
+        self._surplus = surplus
         self._config = actor.config.rollout
 
     async def one(self, delivery: Delivery) -> None:
@@ -195,7 +201,7 @@ class Episodes:
             await self._fail(
                 delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s"
             )
-        except HopelessError as error:
+        except CutOffError as error:
             await self._cut_off(delivery, task, started_at, error)
         except TaskError as error:
             await self._bury(delivery, error)
@@ -237,18 +243,21 @@ class Episodes:
         await delivery.ack()
         self._actor.tally["handed_over"] += 1
 
-    async def _run(self, task: Task, client: Client) -> list[Sample]:
-        async with asyncio.timeout(self._config.episode_timeout_s):
-            return _checked(await self._in_flight.run(task, client, lambda client: self._hooks.run(task, client)))
+    async def _run(self, task: Task, client: EngineClient) -> list[Sample]:
+        def generate(client: Client) -> Awaitable[list[Sample]]:
+            return self._hooks.run(task, client)
 
-    async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: HopelessError) -> None:
-        """Tells the trainer that the task ends here, past the reward: there is nothing to score. It asks for another."""
+        async with client.clock.limit(self._config.episode_timeout_s):
+            return _checked(await self._surplus.run(task, lambda: self._in_flight.run(task, client, generate)))
+
+    async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: CutOffError) -> None:
+        """Tells the trainer that the task ends here, past the reward: there is nothing to score."""
         _log.info("task %s is cut off: %s", task.id, error)
         await publish_execution(
             self._actor.context, "samples", self._execution(delivery, task, [_nothing()], started_at)
         )
         await delivery.ack()
-        self._actor.tally["hopeless"] += 1
+        self._actor.tally["late" if isinstance(error, SurplusError) else "hopeless"] += 1
         self._actor.progressed()
 
     def _execution(self, delivery: Delivery, task: Task, samples: list[Sample], started_at: float) -> Execution:

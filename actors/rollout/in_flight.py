@@ -5,59 +5,42 @@ this makes sense), and the step about to begin leaves at least the number of the
 than `age.bound` past the version of an episode's first token, whatever the episode still makes is lost, and its slot with it.
 
 Invariant: only what is certainly lost is cut off. The version of a first token that an engine has reported is exact; while
-the first request runs it is taken as the head at its submission, the newest that an engine could serve then (a request that
-waits inside an engine begins later: keep `rollout.slots` within what the engines run at once).
+the first request runs it is taken as the head when it went to an engine, the newest that this could serve then. A request that
+waits for an engine has no age; one that waits inside an engine begins later, by as little as `concurrency` lets it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from physarum.actors import states
 from physarum.actors.context import Context
+from physarum.actors.rollout.cutting import CutOffError, Cuttable
 from physarum.actors.waiting import until
+from physarum.agents.client import EngineClient
 from physarum.agents.protocols import Client, Generation, TokenIds, Tokenizer
 from physarum.bus.records import Task
 from physarum.bus.register import Register
 from physarum.bus.version import Version
 
-T = TypeVar("T")
 
-
-class HopelessError(Exception):
+class HopelessError(CutOffError):
     """An episode's first token is over the age bound already: its execution would be dropped."""
 
 
-class Watched:
+class Watched(Cuttable):
     """One running episode. `first`: the number of the weights that made its first token; None before it was asked for."""
 
     def __init__(self, bound: int) -> None:
+        super().__init__()
         self._bound = bound
-        self._work: asyncio.Future[Any] | None = None
         self.first: int | None = None
-        self.hopeless = False
-
-    async def run(self, work: Awaitable[T]) -> T:
-        """The result of `work`. Raises HopelessError when it was cut off."""
-        self._work = asyncio.ensure_future(work)
-        try:
-            return await self._work
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if self.hopeless and current is not None and not current.cancelling():
-                raise HopelessError(
-                    f"its first token was made by weights {self.first}, the bound is {self._bound}"
-                ) from None
-            raise
 
     def look(self, head: int) -> None:
         """Cuts the episode off when the published weights are too far past its first token."""
-        if self.first is None or head - self.first <= self._bound or self._work is None or self._work.done():
-            return
-        self.hopeless = True
-        self._work.cancel()
+        if self.first is not None and head - self.first > self._bound:
+            self.cut(HopelessError(f"its first token was made by weights {self.first}, the bound is {self._bound}"))
 
 
 class InFlight:
@@ -91,19 +74,20 @@ class InFlight:
     def _is_news(self, head: states.Head) -> bool:
         return head.label != self._label
 
-    async def run(self, task: Task, client: Client, generate: Any) -> Any:
+    async def run(self, task: Task, client: EngineClient, generate: Any) -> Any:
         """`generate(client)` over a client that notes versions. Raises HopelessError when the episode was cut off."""
         if not self.applies(task):
             return await generate(client)
         watched = Watched(self._context.config.age.of(task.source).bound)
         self._running.add(watched)
+        client.on_sent = lambda: self.begins(watched)
         try:
             return await watched.run(generate(_NotingClient(client, watched, self)))
         finally:
             self._running.discard(watched)
 
     def begins(self, watched: Watched) -> None:
-        """A generation is asked for: when it is the first, the head is the newest that can make its first token."""
+        """A request goes out: when it is the first, the head is the newest that can make its first token."""
         if watched.first is None:
             watched.first = self._head
 
@@ -130,10 +114,12 @@ class _NotingClient:
     def sampling(self) -> Mapping[str, Any]:
         return self._client.sampling
 
+    def at_least(self, number: int) -> _NotingClient:
+        return _NotingClient(self._client.at_least(number), self._watched, self._in_flight)
+
     async def generate(
         self, token_ids: TokenIds, sampling: Mapping[str, Any] | None = None, *, max_new_tokens: int | None = None
     ) -> Generation:
-        self._in_flight.begins(self._watched)
         made = await self._client.generate(token_ids, sampling, max_new_tokens=max_new_tokens)
         self._in_flight.made(self._watched, made)
         return made

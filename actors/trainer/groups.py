@@ -6,6 +6,8 @@ caller and then applied here, so that a trainer that starts anew comes to the sa
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from physarum.bus.ledger import GroupClosedRecord, RefillRecord
@@ -34,6 +36,7 @@ class DeadMember(msgspec.Struct, frozen=True):
 class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
     """As in `configs.groups`."""
 
+    enough: int | None = None
     deadline_s: float | None = None
     refills: int = 0
     min_members: int = 1
@@ -236,11 +239,13 @@ class Groups:
         return min(started) + self._rules.deadline_s if started else None
 
     def overdue(self, now: float) -> list[GroupClosedRecord]:
-        """What to record of the groups whose deadline has passed; then `close` each."""
-        limit = self._rules.deadline_s
-        if limit is None:
+        """What to record of the groups whose deadline has passed, or that have enough members; then `close` each."""
+        enough = self._rules.enough
+        limit = math.inf if self._rules.deadline_s is None else self._rules.deadline_s
+        if enough is None and limit == math.inf:
             return []
-        due = [group for group in self._open.values() if group.members and now - group.first_at >= limit]
+        started = [group for group in self._open.values() if group.members]
+        due = [one for one in started if now - one.first_at >= limit or len(one.members) >= (enough or one.size)]
         return [self._closing(group) for group in due]
 
     def close(self, record: GroupClosedRecord) -> list[Arrived]:

@@ -60,6 +60,7 @@ def plan_rules(config: RootConfig) -> PlanRules:
         shaping=AlgorithmSettings.of(config.trainer.algorithm).shaping,
         max_sequence_tokens=config.trainer.tokens_per_microbatch,
         groups=GroupRules(
+            enough=config.groups.enough,
             deadline_s=config.groups.deadline_s,
             refills=config.groups.refills,
             min_members=config.groups.min_members,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from physarum.agents.errors import (
     OffPinError,
     SamplingError,
 )
+from physarum.agents.fleet.choice import Wanted
 from physarum.agents.protocols import Client
 from physarum.agents.retries import RetryPolicy
 from physarum.agents.routing import EngineRef
@@ -87,6 +89,7 @@ class Fake:
         self.released = 0
         self.failures: list[Exception] = []
         self.numbers: list[int | None] = []
+        self.wanted: list[Wanted] = []
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -94,13 +97,17 @@ class Fake:
         self.bodies.append(body)
         return await self.answers[min(len(self.bodies), len(self.answers)) - 1](request, body)
 
-    async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
+    async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
         self.picked += 1
-        self.numbers.append(number)
+        self.numbers.append(wanted.number)
+        self.wanted.append(wanted)
         return EngineRef(self.url, "e0", "p@0.9")
 
     def release(self, ref: EngineRef) -> None:
         self.released += 1
+
+    def served(self, ref: EngineRef, made: int) -> None:
+        assert self.released < self.picked, "served comes before release"
 
     def failed(self, ref: EngineRef, error: Exception) -> None:
         assert self.released < self.picked, "failed comes before release"
@@ -217,7 +224,7 @@ async def test_the_deadline_bounds_everything() -> None:
 
 async def test_no_engine_within_the_deadline_is_named() -> None:
     class Nobody(Fake):
-        async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
             raise NoEngineError(f"none of group policy within {deadline_s:.0f} s")
 
     async with open_session() as session:
@@ -228,12 +235,12 @@ async def test_no_engine_within_the_deadline_is_named() -> None:
 
 async def test_a_router_that_never_answers_does_not_hang_the_episode() -> None:
     class Silent(Fake):
-        async def pick(self, deadline_s: float, number: int | None = None) -> EngineRef:
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
             await asyncio.Event().wait()
             raise AssertionError("cancelled before")
 
     async with open_session() as session:
-        retry = RetryPolicy(deadline_s=0.1)
+        retry = RetryPolicy(deadline_s=0.1, room_s=0.1)
         client = EngineClient(session, Silent([]), FolderTokenizer(Path("unused")), retry=retry)
         with pytest.raises(EngineUnavailableError, match="no engine was free"):
             await client.generate([1])
@@ -381,3 +388,74 @@ async def test_a_pinned_task_gets_tokens_of_its_weights_alone() -> None:
     assert generation.spans == [Span("p@2.7", 0, 1)]
     assert [type(error) for error in fake.failures] == [OffPinError]
     assert fake.numbers == [7, 7]
+
+
+def plain_task(**changes: Any) -> Task:
+    return Task(id="s/0/0/0", run="t", source="s", ordinal=0, group="g", group_size=1, member=0, **changes)
+
+
+async def test_what_a_router_is_told_of_a_request() -> None:
+    """The session's engine, whether it goes on behind tokens held, its weights, its prompt and what remains of the answer."""
+    async with engine(says([4], "abort"), says([8]), says([16])) as (fake, client):
+        episode = client.for_task(plain_task())
+        await episode.generate([1, 2], max_new_tokens=5)
+        await episode.at_least(3).generate([1, 2, 4, 8])
+        await client.for_task(plain_task()).generate([1])
+    told = [(one.prefers, one.resumes, one.minimum, len(one.tokens)) for one in fake.wanted]
+    assert told == [("", False, None, 2), ("e0", True, None, 3), ("e0", False, 3, 4), ("", False, None, 1)]
+    assert [one.max_new_tokens for one in fake.wanted[:2]] == [5, 4]
+
+
+async def test_an_episode_ends_in_order_when_its_tokens_are_spent() -> None:
+    async with engine(says([4, 8], "length"), says([5, 6, 7]), episode_tokens=5) as (fake, client):
+        episode = client.for_task(plain_task())
+        first, second, third = [await episode.generate([1], max_new_tokens=4) for _ in range(3)]
+        await client.for_task(plain_task()).generate([1], max_new_tokens=4)
+    assert [body["sampling_params"]["max_new_tokens"] for body in fake.bodies] == [4, 3, 4], "each episode has its own"
+    assert (len(first.token_ids), len(second.token_ids), len(third.token_ids)) == (2, 3, 0)
+    assert third.finish_reason == "length" and third.spans == []
+
+
+async def test_waiting_for_room_is_not_charged_to_the_request() -> None:
+    class Busy(Fake):
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
+            await asyncio.sleep(0.3)
+            return await super().pick(deadline_s, wanted)
+
+    fake, retry = Busy([says([4])]), RetryPolicy(deadline_s=0.2, request_timeout_s=5.0)
+    app = web.Application()
+    app.router.add_post("/generate", fake.handle)
+    async with TestServer(app) as server, open_session() as session:
+        fake.url = str(server.make_url("/"))
+        client = EngineClient(session, fake, FolderTokenizer(Path("unused")), retry=retry)
+        began, sent = time.monotonic(), []
+        client.on_sent = lambda: sent.append(time.monotonic() - began)
+        async with client.clock.limit(0.25):
+            assert (await client.generate([1])).token_ids.tolist() == [4]
+    assert len(sent) == 1 and sent[0] >= 0.3, "a request has no age before it goes out"
+
+
+async def test_through_a_router_the_session_is_named_and_no_version() -> None:
+    """Which engine answers is not known, so no version's prefixes may be named."""
+
+    class Front(Fake):
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
+            return EngineRef((await super().pick(deadline_s, wanted)).url, "e0", "p@0.9", through=True)
+
+    keys: list[str | None] = []
+
+    async def answers(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        keys.append(request.headers.get("X-SMG-Routing-Key"))
+        return await says([4])(request, body)
+
+    fake = Front([answers])
+    app = web.Application()
+    app.router.add_post("/generate", fake.handle)
+    async with TestServer(app) as server, open_session() as session:
+        fake.url = str(server.make_url("/"))
+        client = EngineClient(session, fake, FolderTokenizer(Path("unused")), cache_per_version=True)
+        episode = client.for_task(plain_task())
+        await episode.generate([1])
+        await episode.generate([1, 4, 5])
+    assert keys == ["s/0/0/0:", "s/0/0/0:"]
+    assert all("extra_key" not in body for body in fake.bodies)

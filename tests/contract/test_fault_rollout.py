@@ -136,11 +136,13 @@ class StubEngine:
             yield server.port
 
 
-async def announced(bus: Bus, publisher: Publisher, name: str, port: int, sequence: int, state: str = "ready") -> None:
+async def announced(
+    bus: Bus, publisher: Publisher, name: str, port: int, sequence: int, state: str = "ready", started_at: float = 1.0
+) -> None:
     facts = {"group": "policy", "url": f"http://127.0.0.1:{port}", "version": "policy@1.0"}
     beat = Heartbeat(
-        role="engine", instance=name, state=state, pid=1, host="h", started_at=1.0, sequence=sequence, facts=facts
-    )
+        role="engine", instance=name, state=state, pid=1, host="h", started_at=started_at, sequence=sequence, facts=facts
+    )  # fmt: skip
     await announce(bus, publisher, beat)
 
 
@@ -185,7 +187,7 @@ async def test_one_engine_timeout_costs_one_request_and_not_its_batch(
 
 
 async def test_a_dead_engine_is_left_out_and_rejoins(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
-    """One of two engines stops: nothing fails, the other serves all. It comes back and serves again."""
+    """One of two engines stops: nothing fails, the other serves all. Its actor is started anew, and it serves again."""
     first, second = StubEngine(), StubEngine()
     made = actor(tmp_path, bus, publisher, *ASKING, "bus.max_deliver=1")
     async with first.serving() as port, running(made):
@@ -200,7 +202,7 @@ async def test_a_dead_engine_is_left_out_and_rejoins(tmp_path: Path, bus: Bus, p
         assert await ordinals(bus, 40) == Counter(range(40))
         assert second.requests.total() == before
         async with second.serving(again):
-            await announced(bus, publisher, "policy-1", again, 2)
+            await announced(bus, publisher, "policy-1", again, 1, started_at=2.0)
             await issue(made, ["ask"] * 20, start=40)
             assert await ordinals(bus, 60) == Counter(range(60))
             assert second.requests.total() > before

@@ -11,8 +11,9 @@ import pytest_asyncio
 from engine_fixture import LiveEngine, serve
 from engine_requests import PROMPT, TOKENS, Streams, generate, spans, worst
 
-from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.control import EngineControl, Load
 from physarum.actors.engine.errors import EngineRefusedError
+from physarum.actors.engine.handing_over import hand_over
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(400)]
 
@@ -135,3 +136,36 @@ async def test_a_folder_without_weights_is_refused_by_name(engine: LiveEngine, c
     await control.update_from_disk(engine.weights(0), engine.next_label(), "retract")
     await control.continue_generation()
     assert len((await generate(engine, 3, tokens=4))["output_ids"]) == 4
+
+
+async def test_the_server_reports_what_its_limit_rests_on(engine: LiveEngine, control: EngineControl) -> None:
+    """Capacity, tokens made and prefilled: without `--enable-metrics` it would report no throughput."""
+    await serve(engine, control, seed=0)
+    answers = asyncio.ensure_future(Streams(engine, range(REQUESTS)).answers())
+    seen: list[Load] = []
+    while not answers.done():
+        seen.append(await control.loads())
+        await asyncio.sleep(0.05)
+    await answers
+    busy = max(seen, key=lambda load: load.generated_tokens_per_s)
+    assert busy.generated_tokens_per_s > 0 and busy.running > 0
+    assert busy.capacity_tokens is not None and busy.capacity_tokens > REQUESTS * (PROMPT + TOKENS)
+    assert busy.running_at_most is not None and busy.running_at_most >= REQUESTS
+    assert (busy.prefilled_tokens or 0) >= REQUESTS * (PROMPT - 1)
+    assert (await control.capabilities()).longest_tokens
+
+
+async def test_a_server_that_is_to_end_gives_every_request_back_with_its_tokens(
+    engine: LiveEngine, control: EngineControl
+) -> None:
+    await serve(engine, control, seed=0)
+    streams = Streams(engine, range(REQUESTS))
+    await streams.begun()
+    assert await hand_over(control) == REQUESTS
+    answers = await streams.answers()
+    assert {answer["meta_info"]["finish_reason"]["type"] for answer in answers} == {"abort"}
+    assert all(0 < len(answer["output_ids"]) < TOKENS for answer in answers)
+    assert all(len(one["output_ids"]) == len(one["meta_info"]["output_token_logprobs"]) for one in answers)
+    assert (await generate(engine, 40, tokens=2))["meta_info"]["finish_reason"]["type"] == "length", (
+        "it goes on serving"
+    )

@@ -10,10 +10,13 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import stub_tokens
+
+CAPACITY: Final = 1_000_000
+"""Tokens of the pool that there is not."""
 
 
 @dataclass(eq=False)
@@ -28,6 +31,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[dict[str, Any]] = field(default_factory=list)
+    aborted: bool = False
 
     def step(self, label: str, weights: str) -> None:
         position = self.start + len(self.tokens)
@@ -69,9 +73,17 @@ class Decoder:
         self.label, self._weights = label, stub_tokens.weights_digest(self._tensors)
         self._journal.write(kind="live", label=label, weights=self._weights)
 
-    @property
-    def running(self) -> int:
-        return len(self._running)
+    def load(self) -> dict[str, float]:
+        """As /v1/loads names it; the pool is as large as anybody may want."""
+        used = sum(one.start + len(one.tokens) for one in self._running)
+        return {
+            "num_running_reqs": len(self._running),
+            "num_waiting_reqs": 0,
+            "num_used_tokens": used,
+            "max_total_num_tokens": CAPACITY,
+            "token_usage": used / CAPACITY,
+            "gen_throughput": len(self._running) / self._step_s if self._resumed.is_set() else 0.0,
+        }
 
     def pause(self) -> None:
         self._resumed.clear()
@@ -82,6 +94,13 @@ class Decoder:
     def update(self, folder: Path, label: str) -> None:
         self._tensors |= stub_tokens.tensor_digests(folder)
         self._live(label)
+
+    def abort_all(self) -> None:
+        """All that run end with what they have."""
+        for request in self._running:
+            if not request.done.done():
+                request.aborted = True
+                request.done.set_result(None)
 
     def rename(self, label: str) -> None:
         self._live(label)

@@ -1,4 +1,4 @@
-"""SGLang 0.5.23's HTTP interface as far as physarum uses it, without a model. Invariant: no request is ever aborted."""
+"""SGLang 0.5.23's HTTP interface as far as physarum uses it, without a model. Invariant: an update aborts no request."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class StubServer:
             ("/update_weights_from_disk", self._update),
             ("/update_weight_version", self._rename),
             ("/flush_cache", self._ok),
+            ("/abort_request", self._abort),
         ):
             application.router.add_post(path, handler)
         return application
@@ -68,11 +69,13 @@ class StubServer:
         return web.Response(body=orjson.dumps(self._reply(request)), content_type="application/json")
 
     def _reply(self, request: Request) -> dict[str, Any]:
+        whole = "stop" if request.wanted <= request.budget else "length"
+        finish = "abort" if request.aborted else whole
         pairs = zip(request.logprobs, request.tokens, strict=True)
         return {
             "output_ids": request.tokens,
             "meta_info": {
-                "finish_reason": {"type": "stop" if request.wanted <= request.budget else "length"},
+                "finish_reason": {"type": finish},
                 "weight_version": self._decoder.label,
                 "weight_versions": request.spans,
                 "output_token_logprobs": [[logprob, token, None] for logprob, token in pairs],
@@ -102,6 +105,12 @@ class StubServer:
         self._decoder.rename(orjson.loads(await http.read())["new_version"])
         return web.json_response({"success": True})
 
+    async def _abort(self, http: web.Request) -> web.Response:
+        if not orjson.loads(await http.read())["abort_all"]:
+            return web.Response(status=400, text="single requests are never aborted here")
+        self._decoder.abort_all()
+        return web.Response()
+
     async def _ok(self, http: web.Request) -> web.Response:
         return web.Response()
 
@@ -115,8 +124,7 @@ class StubServer:
         return web.json_response(_DESCRIPTION)
 
     async def _loads(self, http: web.Request) -> web.Response:
-        load = {"num_running_reqs": self._decoder.running, "num_waiting_reqs": 0, "num_used_tokens": 0}
-        return web.json_response({"loads": [load | {"token_usage": 0.0, "gen_throughput": 0.0}]})
+        return web.json_response({"loads": [self._decoder.load()]})
 
 
 def serve(arguments: argparse.Namespace) -> None:

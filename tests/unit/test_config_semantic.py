@@ -172,6 +172,16 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["`trainer.env.CUDA_VISIBLE_DEVICES` with `trainer.gpus`"],
         ),
         (["supervisor.heartbeat_s=10"], ["`supervisor.heartbeat_limit_s: 10.0` with `supervisor.heartbeat_s: 10"]),
+        (
+            ["engines.policy.router=http://h:1", "engines.policy.pause=in_place"],
+            ["`engines.policy.router` with `engines.policy.pause: in_place`", "disable-radix-cache: true"],
+        ),
+        (["groups.enough=99"], ["`groups.enough: 99` with `source.group_size: "]),
+        (["groups.enough=2", "groups.min_members=3"], ["`groups.enough: 2` with `groups.min_members: 3`"]),
+        (
+            ["groups.enough=2", "age.consumption=wait"],
+            ["`groups.enough: 2` with `age.consumption: wait`", "do not depend on who is first"],
+        ),
         (["supervisor.backoff_s=60"], ["`supervisor.backoff_max_s: 30.0` with `supervisor.backoff_s: 60"]),
     ],
 )  # fmt: skip

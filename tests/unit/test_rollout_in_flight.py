@@ -51,7 +51,7 @@ async def test_an_episode_that_is_done_stays_done() -> None:
     assert await watched.run(answer()) == 7
     watched.first = 0
     watched.look(head=9)
-    assert not watched.hopeless
+    assert not watched.is_cut
 
 
 async def test_a_worker_that_drains_is_not_taken_for_a_hopeless_episode() -> None:

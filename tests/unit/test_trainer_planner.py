@@ -321,3 +321,23 @@ def test_a_dropped_group_stays_dropped_after_a_restart() -> None:
     record = take(planner).record
     assert [(item.sequence, item.reason) for item in record.dropped] == [(1, "incomplete"), (2, "late")]
     assert [item.ordinal for item in record.executions] == [2, 3]
+
+
+def test_a_group_goes_on_with_the_first_that_are_enough_and_the_rest_is_late() -> None:
+    planner = Planner(rules(enough=1))
+    planner.admit(Arrived(1, header(1)))
+    [closing] = planner.groups.overdue(0.0)
+    assert (closing.members, closing.missing, closing.trained) == ([1], [0], True)
+    planner.apply(closing)
+    planner.admit(Arrived(2, header(0)))
+    record = take(planner).record
+    assert [item.sequence for item in record.executions] == [1]
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "late")]
+
+
+def test_a_group_that_has_all_its_members_is_not_closed_for_being_enough() -> None:
+    planner = Planner(rules(enough=1))
+    for sequence, ordinal in enumerate((0, 1), start=1):
+        planner.admit(Arrived(sequence, header(ordinal)))
+    assert planner.groups.overdue(0.0) == []
+    assert len(take(planner).record.executions) == 2

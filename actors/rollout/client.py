@@ -1,0 +1,91 @@
+"""The engine client of one rollout actor: its router over presence, its retries and limits, as configured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+from physarum.actors.context import Context
+from physarum.actors.policy_engines import evaluation_group, policy_group
+from physarum.actors.rollout.router import PresenceRouter
+from physarum.agents.client import EngineClient, open_session
+from physarum.agents.fleet.breaker import BreakerPolicy
+from physarum.agents.fleet.choice import ChoiceRules
+from physarum.agents.retries import RetryPolicy
+from physarum.agents.tokenizer import FolderTokenizer
+from physarum.bus.presence import Roster
+from physarum.configs.rollout import RolloutConfig, RoutingConfig
+
+_REQUEST_SHARE: Final = 0.9
+"""Of an episode's time that one generation may take: its own error, which names the engines, then comes first."""
+
+
+class Clients(NamedTuple):
+    """Of all episodes: `training`, and `evaluating` on the engines that are kept for that (the same where none are); `router` is
+    that of training."""
+
+    training: EngineClient
+    evaluating: EngineClient
+    router: PresenceRouter
+
+
+@contextlib.asynccontextmanager
+async def open_clients(context: Context) -> AsyncIterator[Clients]:
+    """Both share connections, meter and counters."""
+    config = context.config.rollout
+    routers: list[PresenceRouter] = []
+
+    def notify() -> None:
+        for router in routers:
+            router.notify()
+
+    engines = Roster(context.bus, "engine", on_change=notify)
+    workers = Roster(context.bus, "rollout", on_change=notify)
+    groups = [policy_group(context.config), evaluation_group(context.config)]
+    routers += [_router(context, group, engines, workers) for group in dict.fromkeys(groups)]
+    async with engines.open(), workers.open(), open_session() as session:
+        training = EngineClient(
+            session,
+            routers[0],
+            FolderTokenizer(context.folder.start_model),
+            retry=_retry(config),
+            cache_per_version=True,
+            episode_tokens=config.episode_tokens,
+        )
+        yield Clients(training, training if len(routers) == 1 else training.through(routers[1]), routers[0])
+
+
+def _router(context: Context, group: str, engines: Roster, workers: Roster) -> PresenceRouter:
+    routing, configured = context.config.rollout.routing, context.config.engines.get(group)
+    return PresenceRouter(
+        engines,
+        group,
+        workers=workers,
+        me=context.identity.instance,
+        rules=_rules(routing),
+        breaker=_breaker(routing),
+        front=None if configured is None else configured.router,
+    )
+
+
+def _retry(config: RolloutConfig) -> RetryPolicy:
+    return RetryPolicy(
+        attempts=64,
+        deadline_s=_REQUEST_SHARE * config.episode_timeout_s,
+        request_timeout_s=config.request_timeout_s,
+        room_s=config.room_timeout_s,
+    )
+
+
+def _rules(routing: RoutingConfig) -> ChoiceRules:
+    return ChoiceRules(
+        imbalance=routing.imbalance,
+        slack_tokens=routing.slack_tokens,
+        prefix_share=routing.prefix_share,
+        patience_s=routing.patience_s,
+    )
+
+
+def _breaker(routing: RoutingConfig) -> BreakerPolicy:
+    return BreakerPolicy(failures=routing.breaker_failures, base_s=routing.breaker_base_s, max_s=routing.breaker_max_s)
