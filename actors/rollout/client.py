@@ -22,7 +22,7 @@ _REQUEST_SHARE: Final = 0.9
 
 
 class Clients(NamedTuple):
-    """Of all episodes: `training`, and `evaluating` on the engines that are kept for that (the same where none are); `router` is
+    """Of all episodes: `training`, and `evaluating` on the engines that are kept for it (the same where none are); `router` is
     that of training."""
 
     training: EngineClient
