@@ -27,6 +27,7 @@ from physarum.actors.runtime import Actor
 from physarum.actors.states import EvalScore, SetScore
 from physarum.actors.waiting import unless_draining
 from physarum.bus.errors import WrongSequenceError
+from physarum.bus.version import Version
 
 _log = logging.getLogger(__name__)
 
@@ -86,15 +87,22 @@ class EvaluatorActor(Actor):
             for task in waited:
                 task.cancel()
 
-    async def _between(self, every: int) -> None:
+    async def _last_number(self) -> int:
+        """Of the newest version that has a score; of the head, where none has or its weights were withdrawn."""
         head = await self._watch.first_head()
+        scored = [Version.parse(one.version).number for one in await self._scores.entries(states.EVAL_AT)]
+        return min(head.number, max(scored, default=head.number))
+
+    async def _between(self, every: int) -> None:
+        last = await self._last_number()
         while True:
-            head = await self._watch.head_from(head.number + every)
+            head = await self._watch.head_from(last + every)
+            last = head.number
             await self._engines_within(head.label, _FOLLOW_S)
             await self._emit("between", await self._evaluate(head.label))
 
     async def _each_due(self, every: int) -> None:
-        due = Due(self.context, self._watch, every)
+        due = Due(self.context, self._watch, every, await self._last_number())
         async with asyncio.TaskGroup() as group:
             group.create_task(due.follow(), name="versions that are due")
             while True:

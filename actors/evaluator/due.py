@@ -16,12 +16,12 @@ from physarum.bus.version import Version
 
 
 class Due:
-    """Every `every`-th number from the first head on, or the next one published after it."""
+    """Every `every`-th number after `last`, or the next one published after it."""
 
-    def __init__(self, context: Context, watch: Watch, every: int) -> None:
+    def __init__(self, context: Context, watch: Watch, every: int, last: int) -> None:
         self._register = Register(context.bus, context.publisher, "weights", states.Pins)
         self._key = (states.EVAL_DUE, context.config.model.name)
-        self._watch, self._every = watch, every
+        self._watch, self._every, self._last = watch, every, last
         self._labels: list[str] = []
         self._changed = asyncio.Event()
 
@@ -29,9 +29,8 @@ class Due:
         """Notes each version as it becomes due, for ever."""
         stored = (await self._register.get(*self._key)).value
         self._labels = [] if stored is None else list(stored.labels)
-        head = await self._watch.first_head()
         await self._store(self._labels)
-        last = Version.parse(self._labels[-1]).number if self._labels else head.number
+        last = Version.parse(self._labels[-1]).number if self._labels else self._last
         while True:
             head = await self._watch.head_from(last + self._every)
             last = head.number
