@@ -32,7 +32,7 @@ from physarum.bus import ledger, log, names
 from physarum.bus.codec import decode, encode
 from physarum.bus.errors import BlobAlteredError, BlobMissingError, CodecError
 from physarum.bus.lease import Counter
-from physarum.bus.ledger import DurableRecord, Ledger, Numbered, RollbackRecord
+from physarum.bus.ledger import DurableRecord, Ledger, Numbered, PlanRecord, RollbackRecord, StepRecord
 from physarum.bus.records import Execution, Task
 from physarum.bus.register import Register
 from physarum.bus.work import DeadLetter
@@ -195,16 +195,26 @@ async def _copy_checkpoint(
 ) -> int:
     """The parent's ledger up to the checkpoint, and the checkpoint with the child's own log in its cursor.
 
-    Returns the ledger's last sequence.
+    What was trained between the checkpoint's step and its record is not the child's: the record of the checkpoint stands in its
+    places, so that every other record keeps its sequence. Returns the ledger's last sequence.
     """
     state = await log.state(child.bus, "samples")
     cursor = msgspec.structs.replace(meta.cursor, incarnation=state.created)
     digest = await asyncio.to_thread(_write_checkpoint, child, folder, msgspec.structs.replace(meta, cursor=cursor))
     last = max(item.sequence for item in records if item.record == durable)
     book = Ledger(child.bus, child.publisher, 0, 0)
+    held = msgspec.structs.replace(durable, digest=digest)
     for item in records[:last]:
-        await book.append(msgspec.structs.replace(durable, digest=digest) if item.record == durable else item.record)
+        await book.append(held if item.record == durable or _is_after(durable, item) else item.record)
     return last
+
+
+def _is_after(durable: DurableRecord, item: Numbered) -> bool:
+    """Whether it is a plan, or the step of one, that the checkpoint does not hold."""
+    record = item.record
+    if isinstance(record, StepRecord):
+        return record.plan > durable.last_plan
+    return isinstance(record, PlanRecord) and item.sequence > durable.last_plan
 
 
 def _write_checkpoint(child: OpenRun, folder: Path, meta: CheckpointMeta) -> str:

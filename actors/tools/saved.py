@@ -50,7 +50,8 @@ async def listed(run: OpenRun) -> list[Saved]:
 
 async def durables(run: OpenRun) -> list[DurableRecord]:
     """The ledger's records of checkpoints, in order."""
-    return [item.record for item in await ledger.read(run.bus) if isinstance(item.record, DurableRecord)]
+    found = [item.record for item in await ledger.read(run.bus) if isinstance(item.record, DurableRecord)]
+    return list(dict.fromkeys(found))  # a fork may have one in several places
 
 
 async def verified(run: OpenRun, name: str | None) -> list[Saved]:

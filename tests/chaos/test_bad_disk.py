@@ -53,6 +53,7 @@ def steps(folder: Path) -> int:
     return (folder / "up.log").read_text().count(": step ")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_waited_for_in_sight_and_costs_nothing(folder: Path) -> None:
     write(folder, configuration() | {"stop": {"steps": 100_000}})
     said = folder / "up.log"

@@ -19,7 +19,7 @@ from bad_input import NAME, actorctl, configuration, refused, write
 
 from physarum.actors.supervisor.run_folder import LAYOUT
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")

@@ -252,6 +252,7 @@ def lead(servers: list[Server]) -> None:
         server.wait_for(LEADER)
 
 
+@pytest.mark.slow
 async def test_a_cluster_that_lacks_a_server_is_waited_for_then_refused_with_the_number(
     start_member: Callable[[int, int], Server], settings: Callable[..., BusConfig]
 ) -> None:
@@ -270,6 +271,7 @@ async def test_a_cluster_that_lacks_a_server_is_waited_for_then_refused_with_the
     await bus.close()
 
 
+@pytest.mark.slow
 async def test_cluster_keeps_what_it_acknowledged_when_a_server_is_killed(
     start_member: Callable[[int, int], Server], settings: Callable[..., BusConfig]
 ) -> None:

@@ -91,6 +91,7 @@ def descendants_when(guardian: psutil.Process, workers: int) -> list[psutil.Proc
     return [guardian, *found]
 
 
+@pytest.mark.slow
 def test_killing_the_owner_while_its_engine_starts_leaves_no_descendant(tmp_path: Path) -> None:
     """At this moment SGLang's workers still import, and have not yet asked the kernel to die with their parent."""
     owner, guardian = owner_of_engine(tmp_path)

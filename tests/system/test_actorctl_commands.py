@@ -83,6 +83,7 @@ def test_settings_on_the_command_line_reach_the_run(folder: Path) -> None:
     assert "lr: 0.0005" in recorded
 
 
+@pytest.mark.slow
 def test_killed_supervisor_leaves_actors_working_and_the_next_adopts_them(folder: Path) -> None:
     write_config(folder, {})
     started = actorctl(folder, "up", "--detach", "stub.yaml")

@@ -164,6 +164,7 @@ async def test_an_actor_that_announced_its_end_is_left_ended(tmp_path: Path) -> 
             await run.result()
 
 
+@pytest.mark.slow
 async def test_the_start_model_is_made_by_another_run_and_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,8 @@ def test_a_sample_is_found_by_its_task_and_by_its_execution(runs: Runs) -> None:
 
 
 def test_a_version_says_which_step_made_it(runs: Runs) -> None:
-    assert runs.json("ledger", "small", "--version", "policy@1.2")["made_by"] == 5
+    [step] = runs.json("ledger", "small", "--step", "2")["steps"]
+    assert runs.json("ledger", "small", "--version", "policy@1.2")["made_by"] == step["plan"]
     assert runs.json("ledger", "small", "--version", "policy@1.0")["made_by"] is None
     assert runs.actorctl("ledger", "small", "--version", "policy@1.9").returncode == 5
     assert runs.actorctl("ledger", "small", "--version", "newest").returncode == 5
@@ -172,6 +173,7 @@ def test_bad_lines_are_named_and_nothing_is_imported(runs: Runs) -> None:
     assert "is finished" in into_finished.stderr
 
 
+@pytest.mark.slow
 def test_a_replay_is_bit_equal_with_the_same_trainer_and_takes_another_ones_settings(runs: Runs) -> None:
     done = runs.up("replay", "small", "--run", "same", "--json")
     same = json.loads(done.stdout)
@@ -209,6 +211,7 @@ def _only_in_the_mirror(runs: Runs, name: str, mirror: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mirror")
 def test_a_fork_goes_on_from_its_checkpoint_with_the_log_from_there(runs: Runs) -> None:
     account = runs.json("ledger", "forked")

@@ -23,7 +23,7 @@ from physarum.actors.trainer.errors import NonFiniteStep, SnapshotNotTaken
 from physarum.actors.trainer.world import World, WorldConfig
 from physarum.weightsync.quantisation.presets import preset
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]  # test_megatron_ranks.py has a quick one
 
 VOCABULARY = 127
 """Odd: two vocabulary shards need a padded column."""
@@ -152,8 +152,6 @@ def _save_model(folder: Path, kind: str, **settings: Any) -> None:
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "pp2": ("tied", {"ranks": 2, "pp": 2}),
-}
-SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2-sequence-parallel": ("tied", {"ranks": 2, "tp": 2}),  # test_megatron_ranks.py has a quick one
     "dp2": ("tied", {"ranks": 2}),  # test_megatron_ranks.py has the plain one
     "cp2": ("tied", {"ranks": 2, "cp": 2}),
@@ -203,13 +201,6 @@ SLOW_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_world_of_several_ranks_equals_one(alone: Callable[[str], Alone], tmp_path: Path, name: str) -> None:
     model, shape = SHAPES[name]
-    _check(alone(model), tmp_path, shape)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW_SHAPES)
-def test_further_shapes_equal_one(alone: Callable[[str], Alone], tmp_path: Path, name: str) -> None:
-    model, shape = SLOW_SHAPES[name]
     _check(alone(model), tmp_path, shape)
 
 

@@ -72,7 +72,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", [pytest.param(one, marks=pytest.mark.slow) if one == "dp2" else one for one in KINDS])
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=pytest.mark.slow) if one != "tp2" else one for one in KINDS])
 def test_two_ranks_equal_one(alone: Alone, tmp_path: Path, kind: str) -> None:
     """One spawn, all checks: log-probabilities, export, two steps, refusal, save and load, and the one rank's state."""
     world = World.start(msgspec.structs.replace(alone.config, **KINDS[kind]))
@@ -156,6 +156,7 @@ def test_a_hanging_rank_is_an_error_within_the_deadline(alone: Alone, pair: tupl
     assert not child.is_running()
 
 
+@pytest.mark.slow
 def test_an_idle_world_outlives_its_deadline(alone: Alone, pair: tuple[World, psutil.Process]) -> None:
     """The deadline bounds answers, not the caller's pauses: gloo would otherwise end idle ranks."""
     world, child = pair
@@ -170,6 +171,7 @@ def test_a_rank_that_cannot_start_is_named(alone: Alone, monkeypatch: pytest.Mon
         World.start(msgspec.structs.replace(alone.config, ranks=2))
 
 
+@pytest.mark.slow
 def test_ranks_die_with_a_killed_parent(alone: Alone) -> None:
     script = (
         "import sys, msgspec; from physarum.actors.trainer.world import World, WorldConfig\n"
