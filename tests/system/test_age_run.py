@@ -24,17 +24,18 @@ async def summary_of(place: Path, name: str, *options: str) -> dict[str, Any]:
         run.stop()
 
 
-async def test_pace_masks_nothing_and_drops_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("admission", ["pace", "count"])
+async def test_who_waits_for_the_newest_weights_masks_nothing_and_drops_nothing(tmp_path: Path, admission: str) -> None:
     """Tasks are issued only once the newest weights are served, so that all their tokens are of these."""
-    found = await summary_of(tmp_path, "paced", "age.admission=pace")
+    found = await summary_of(tmp_path, admission, f"age.admission={admission}")
     assert (found["steps"], found["max_trained_age"]) == (8, 0)
     assert found["freshness"]["masked_share"] == 0
     assert found["account"]["imbalance"] == found["account"]["dropped"] == 0
 
 
 async def test_what_is_too_old_is_dropped_or_cut_off_by_name_and_the_account_closes(tmp_path: Path) -> None:
-    """Counting admission lets tasks out before the engines have the weights of the step that made room for them."""
-    options = ["age.consumption=drop", "age.in_flight=abort", "groups.refills=3"]
+    """Free admission lets tasks out whatever the engines serve."""
+    options = ["age.admission=free", "age.consumption=drop", "age.in_flight=abort", "groups.refills=3"]
     found = await summary_of(tmp_path, "dropping", *options)
     account = found["account"]
     assert (found["steps"], found["max_trained_age"], found["freshness"]["masked_share"]) == (8, 0, 0)
