@@ -11,7 +11,7 @@ import msgspec
 
 from physarum.actors.account import Settled, durable_plan, settled
 from physarum.bus import ledger
-from physarum.bus.ledger import DurableRecord, Numbered, PlanRecord, StepRecord
+from physarum.bus.ledger import Numbered, PlanRecord, StepRecord
 from physarum.bus.version import Fork, Version, effective_number
 
 
@@ -40,11 +40,6 @@ class Book:
         kept = {(step.epoch, step.plan) for step, _ in self.settled}
         found = (item.record for item in self.records if isinstance(item.record, StepRecord))
         return [Bound(step, self._plans[step.plan], (step.epoch, step.plan) not in kept) for step in found]
-
-    @property
-    def durables(self) -> list[DurableRecord]:
-        """Every checkpoint that was ever recorded, in order."""
-        return [item.record for item in self.records if isinstance(item.record, DurableRecord)]
 
     def plans_under_way(self) -> Iterator[tuple[int, PlanRecord]]:
         """Plans that are recorded and whose step is not done, by sequence: the next trainer executes them verbatim."""
