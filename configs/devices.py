@@ -6,6 +6,7 @@ exactly what it asks for or the run is refused.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass
 
@@ -32,10 +33,16 @@ class DeviceGroup:
 
 @dataclass(frozen=True, slots=True)
 class PresentDevices:
-    """How many devices a host has (`indices` 0 to count - 1), and in words how that is known."""
+    """How many devices we may use (`gpus` names them 0 to count - 1), and in words how that is known."""
 
     count: int
     evidence: str
+    names: tuple[str, ...] | None = None
+    """What the driver calls each, where CUDA_VISIBLE_DEVICES chose some; None: their indices."""
+
+    def name(self, index: int) -> str:
+        """The driver's name of device `index` of ours, as CUDA_VISIBLE_DEVICES takes it."""
+        return str(index) if self.names is None else self.names[index]
 
 
 def device_groups(config: RootConfig) -> dict[KeyPath, DeviceGroup]:
@@ -52,7 +59,10 @@ def device_groups(config: RootConfig) -> dict[KeyPath, DeviceGroup]:
 
 
 def present_devices() -> PresentDevices:
-    """Asks nvidia-smi, so that no process here loads CUDA. A host without it has no devices."""
+    """Asks nvidia-smi, so that no process here loads CUDA. A host without it has no devices.
+
+    Of those that it lists, only the ones that CUDA_VISIBLE_DEVICES names (indices or UUIDs) are ours, in its order.
+    """
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_DETECTION_TIMEOUT_S, check=True)
@@ -63,7 +73,18 @@ def present_devices() -> PresentDevices:
     except subprocess.TimeoutExpired:
         return PresentDevices(0, f"nvidia-smi did not answer within {_DETECTION_TIMEOUT_S:.0f} s")
     count = len(answer.stdout.split())
-    return PresentDevices(count, f"nvidia-smi lists {count}")
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return PresentDevices(count, f"nvidia-smi lists {count}") if chosen is None else _chosen(chosen, count)
+
+
+def _chosen(names: str, count: int) -> PresentDevices:
+    """As CUDA reads the variable: what follows the first index that does not exist is not there."""
+    kept: list[str] = []
+    for name in filter(None, (one.strip() for one in names.split(","))):
+        if name.lstrip("-").isdigit() and not 0 <= int(name) < count:
+            break
+        kept.append(name)
+    return PresentDevices(len(kept), f"CUDA_VISIBLE_DEVICES={names}, of {count}", tuple(kept))
 
 
 def assign_devices(config: RootConfig, present: PresentDevices) -> dict[str, tuple[int, ...]]:

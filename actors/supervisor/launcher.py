@@ -33,7 +33,8 @@ class Launcher:
         self._config = config
         self._folder = folder
         self._command_for = command_for
-        self._devices = assign_devices(config, present_devices())
+        self._present = present_devices()
+        self._devices = assign_devices(config, self._present)
         self._running = {record.instance: record for record in read_records(folder.actors)}
 
     def adopt(self, instance: str) -> ActorProcess | None:
@@ -59,7 +60,7 @@ class Launcher:
         )
         command = self._command_for(self._folder, role, instance)
         process = ActorProcess.start(command, self.environment(role, instance), blank, self._folder.actors)
-        if cpus := numa.cpus_near(gpus):
+        if cpus := numa.cpus_near([self._present.name(gpu) for gpu in gpus]):
             _bind(process.record.pid, cpus)
         return process
 
@@ -78,7 +79,7 @@ class Launcher:
 
     def environment(self, role: str, instance: str) -> dict[str, str]:
         """Ours, then the role's `env`, which wins. A role that asked for no device sees none."""
-        visible = ",".join(map(str, self.gpus(role, instance)))
+        visible = ",".join(self._present.name(gpu) for gpu in self.gpus(role, instance))
         ours = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONUNBUFFERED": "1"}
         return {**_DEFAULTS, **os.environ, **ours, **_user_variables(self._config, role, instance)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +13,8 @@ _NODES: Final = Path("/sys/devices/system/node")
 _TIMEOUT_S: Final = 10.0
 
 
-def cpus_near(gpus: tuple[int, ...], pci: Path = _PCI, nodes: Path = _NODES) -> set[int]:
-    """The processors of the NUMA nodes of `gpus`; empty when there are none or the host does not say."""
+def cpus_near(gpus: Sequence[str], pci: Path = _PCI, nodes: Path = _NODES) -> set[int]:
+    """The processors of the NUMA nodes of `gpus` (indices or UUIDs); empty when there are none or the host does not say."""
     if not gpus:
         return set()
     addresses = _addresses()
@@ -36,16 +37,19 @@ def parse_list(text: str) -> set[int]:
 
 
 @functools.cache
-def _addresses() -> dict[int, str]:
-    """PCI address of each device index, in the kernel's spelling (0000:1b:00.0)."""
-    command = ["nvidia-smi", "--query-gpu=index,pci.bus_id", "--format=csv,noheader"]
+def _addresses() -> dict[str, str]:
+    """PCI address of each device by index and by UUID, in the kernel's spelling (0000:1b:00.0)."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    pairs = (line.split(",") for line in answer.splitlines() if "," in line)
-    # nvidia-smi writes a domain of eight digits, the kernel one of four.
-    return {int(index): address.strip().lower()[-12:] for index, address in pairs}
+    found: dict[str, str] = {}
+    for line in answer.splitlines():
+        index, uuid, address = (part.strip() for part in line.split(","))
+        # nvidia-smi writes a domain of eight digits, the kernel one of four.
+        found[index] = found[uuid] = address.lower()[-12:]
+    return found
 
 
 def _read(path: Path) -> str | None:

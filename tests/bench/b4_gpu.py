@@ -278,6 +278,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         arguments |= {"attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none",
                       "mem-fraction-static": 0.3, "cuda-graph-max-bs": REQUESTS, "context-length": 4096,
                       "dtype": "bfloat16"}  # fmt: skip
+        if options.chunked_prefill is not None:
+            arguments |= {"chunked-prefill-size": options.chunked_prefill}
     else:
         arguments |= {"max-total-tokens": 131072}
     with tempfile.TemporaryDirectory(prefix="b4-", dir=options.place) as name:
@@ -302,7 +304,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 head = {
                     "bench": "B4-gpu", "shape": options.shape, "bytes": model.size_bytes, "host": host.describe(),
                     "versions": host.versions(), "devices": torch.cuda.device_count(), "running_requests": REQUESTS,
-                    "place": str(options.place), "engine_start_s": round(started_s, 1), **limits,
+                    "place": str(options.place), "chunked_prefill": options.chunked_prefill,
+                    "engine_start_s": round(started_s, 1), **limits,
                 }  # fmt: skip
                 rows: list[dict[str, Any]] = []
                 traffic = Traffic(engine.url, session, SHAPES[options.shape]["vocab_size"])
@@ -328,6 +331,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="0.6B")
     parser.add_argument("--transports", default="ipc,disk,http")
+    parser.add_argument(
+        "--chunked-prefill", type=int, help="tokens of a prefill batch: what a pause may have to wait for"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="measured; the median of them is given")
     parser.add_argument("--warm", type=int, default=3, help="rounds before them")
     parser.add_argument("--place", type=Path, default=Path("/dev/shm"), help="memory for seven versions")

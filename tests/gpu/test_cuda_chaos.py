@@ -25,8 +25,10 @@ SLACK_MIB = 64
 
 
 def _used_mib() -> int:
-    """Memory in use on all devices."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    """Memory in use on the devices that this test may see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    only = ["-i", visible] if visible else []
+    command = ["nvidia-smi", *only, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     return sum(int(line) for line in found.stdout.split())
 

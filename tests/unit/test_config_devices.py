@@ -60,6 +60,7 @@ def test_external_engines_hold_none_of_our_devices(tmp_path: Path) -> None:
 
 def test_a_host_without_the_driver_has_no_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert present_devices() == PresentDevices(0, "nvidia-smi is not installed")
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 0\necho 1\n")
@@ -67,6 +68,23 @@ def test_a_host_without_the_driver_has_no_devices(monkeypatch: pytest.MonkeyPatc
     assert present_devices() == PresentDevices(2, "nvidia-smi lists 2")
     tool.write_text("#!/bin/sh\necho driver mismatch\nexit 9\n")
     assert present_devices() == PresentDevices(0, "nvidia-smi failed: driver mismatch")
+
+
+@pytest.mark.parametrize(
+    ("variable", "names"),
+    [("1", ("1",)), ("2, 0", ("2", "0")), ("", ()), ("-1", ()), ("0,7,1", ("0",)), ("GPU-5e4a", ("GPU-5e4a",))],
+)
+def test_only_the_devices_that_the_environment_shows_are_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, names: tuple[str, ...]
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 0\necho 1\necho 2\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    found = present_devices()
+    assert (found.count, found.names) == (len(names), names)
+    assert [found.name(index) for index in range(found.count)] == list(names)
 
 
 def test_a_driver_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,13 @@ def test_devices_are_shared_within_a_group_and_the_trainer_gets_all_of_its(
     assert one.gpus("source", "source-0") == ()
 
 
+def test_indices_count_within_what_the_environment_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    present = PresentDevices(2, "two of four", ("3", "1"))
+    monkeypatch.setattr(launcher, "present_devices", lambda: present)
+    config = RootConfig.model_validate({**BASE, "trainer": {**BASE["trainer"], "gpus": [0]}}, strict=False)
+    assert Launcher(config, RunFolder(tmp_path)).environment("trainer", "trainer-0")["CUDA_VISIBLE_DEVICES"] == "3"
+
+
 def test_more_devices_than_there_are_is_refused_before_any_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,14 +67,14 @@ def test_the_roles_variables_win_and_a_role_without_devices_sees_none(
 
 
 def test_processors_near_a_device_come_from_the_kernels_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numa, "_addresses", lambda: {0: "0000:1b:00.0", 1: "0000:9a:00.0"})
+    monkeypatch.setattr(numa, "_addresses", lambda: {"0": "0000:1b:00.0", "1": "0000:9a:00.0"})
     for address, node in (("0000:1b:00.0", 0), ("0000:9a:00.0", 1)):
         (tmp_path / address).mkdir()
         (tmp_path / address / "numa_node").write_text(f"{node}\n")
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(f"{4 * node}-{4 * node + 1},{4 * node + 3}\n")
-    assert numa.cpus_near((1,), tmp_path, tmp_path) == {4, 5, 7}
-    assert numa.cpus_near((0, 1), tmp_path, tmp_path) == {0, 1, 3, 4, 5, 7}
+    assert numa.cpus_near(("1",), tmp_path, tmp_path) == {4, 5, 7}
+    assert numa.cpus_near(("0", "1"), tmp_path, tmp_path) == {0, 1, 3, 4, 5, 7}
     assert numa.cpus_near((), tmp_path, tmp_path) == set()
     (tmp_path / "0000:1b:00.0" / "numa_node").write_text("-1\n")  # one node only: the kernel does not say
-    assert numa.cpus_near((0,), tmp_path, tmp_path) == set()
+    assert numa.cpus_near(("0",), tmp_path, tmp_path) == set()
