@@ -13,11 +13,17 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 STEPS = 70
-VICTIMS = {8: "policy-0", 16: "checkpoint-0", 24: "trainer-0", 36: "trainer-0", 48: "trainer-0"}
-"""By step. Three trainers in a row: engines must accept the next one's versions each time."""
+EACH = {8: "policy-0", 16: "checkpoint-0", 24: "trainer-0"}
+"""By step."""
+THREE_TRAINERS = EACH | {36: "trainer-0", 48: "trainer-0"}
+"""Engines must accept the next one's versions each time, also where a group of broadcasts is formed anew."""
 CARDS = {
-    "one-card-ipc": (1, ("engines.policy.transport=ipc",)),
-    "two-cards-nccl": (2, ("engines.policy.transport=nccl", "engines.policy.gpus=[1]", "run.share_gpus=false")),
+    "one-card-ipc": (1, EACH, ("engines.policy.transport=ipc",)),
+    "two-cards-nccl": (
+        2,
+        THREE_TRAINERS,
+        ("engines.policy.transport=nccl", "engines.policy.gpus=[1]", "run.share_gpus=false"),
+    ),
 }
 
 
@@ -36,7 +42,7 @@ def _used_mib() -> int:
 @pytest.mark.timeout(580)
 @pytest.mark.parametrize("cards", CARDS)
 def test_killed_actors_come_back_free_their_memory_and_lose_nothing(tmp_path: Path, cards: str) -> None:
-    count, settings = CARDS[cards]
+    count, victims, settings = CARDS[cards]
     if torch.cuda.device_count() < count:
         pytest.skip(f"needs {count} CUDA devices")
     path = os.environ.get("PYTHONPATH", "")
@@ -52,9 +58,9 @@ def test_killed_actors_come_back_free_their_memory_and_lose_nothing(tmp_path: Pa
     killed: list[int] = []
 
     def kill_due(step: int) -> None:
-        if step in VICTIMS and step not in killed:
+        if step in victims and step not in killed:
             killed.append(step)
-            run.kill(VICTIMS[step])
+            run.kill(victims[step])
 
     before = _used_mib()
     try:
@@ -62,8 +68,9 @@ def test_killed_actors_come_back_free_their_memory_and_lose_nothing(tmp_path: Pa
     finally:
         run.end()
     assert status == 0, run.output[-6000:]
-    assert killed == list(VICTIMS)
-    assert _used_mib() <= before + SLACK_MIB, "what was started here holds memory of a device"
+    assert killed == list(victims)
+    if not os.environ.get("PHYSARUM_TEST_SHARED_GPUS"):  # set where others use these devices meanwhile
+        assert _used_mib() <= before + SLACK_MIB, "what was started here holds memory of a device"
     summary = run.summary
     account = summary["account"]
     assert (account["imbalance"], account["double_trained"], account["dead"]) == (0, 0, 0)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from physarum.actors.trainer.errors import UnsupportedParallelism, WorldStartError
+from physarum.actors.trainer.megatron import flash
 from physarum.actors.trainer.megatron.context import ContextShard
 from physarum.actors.trainer.world_config import WorldConfig
 
@@ -127,6 +128,7 @@ def initialize(store: dist.Store, rank: int, shape: Shape, timeout_s: float, see
     if torch.cuda.is_available():
         device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+        flash.without_plans()
     dist.init_process_group(
         backend="nccl" if device.type == "cuda" else "gloo",
         store=store,

@@ -6,6 +6,8 @@ neighbouring segments, padded in attention by at most an eighth, and padding is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -44,13 +46,33 @@ class PackedLayout(PackedSeqParams):
 
     positions: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """[T / cp] position of each of this rank's tokens within its segment."""
-    groups: tuple[SegmentGroup, ...] = ()
-    """Of the whole pack."""
+    lengths: tuple[int, ...] = ()
+    """Of the whole pack's segments, longest first."""
     shard: ContextShard | None = None
     order: Tensor | None = None
     """[T] place of each token when the parts of all ranks of `shard` are put one after another."""
     experts: Mapping[int, Tensor] | None = None
     """By layer with experts, [t, top-k]: those to take (routing.py); None: the routers choose."""
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """[segments + 1] int32: where each segment begins in the pack, and the pack's end."""
+        ends = [0, *accumulate(self.lengths)]
+        return torch.tensor(ends, dtype=torch.int32).to(self.positions.device, non_blocking=True)
+
+    @cached_property
+    def groups(self) -> tuple[SegmentGroup, ...]:
+        """Of the whole pack; where it is shared only segments of equal length are grouped."""
+        groups, first, start = [], 0, 0
+        while first < len(self.lengths):
+            share = 0 if self.shard is not None else self.lengths[first] // _PADDED_SHARE
+            last = first
+            while last < len(self.lengths) and 0 <= self.lengths[first] - self.lengths[last] <= share:
+                last += 1
+            group = _group(self.lengths[first:last], start, self.positions.device)
+            groups.append(group)
+            first, start = last, start + group.tokens
+        return tuple(groups)
 
 
 def pack_layout(
@@ -59,31 +81,19 @@ def pack_layout(
     shard: ContextShard | None = None,
     experts: Mapping[int, Tensor] | None = None,
 ) -> PackedLayout:
-    """Layout of segments with `lengths`, longest first, packed without gaps.
-
-    With `shard` lengths are multiples of `shard.unit`, and only segments of equal length share a group.
-    """
+    """Layout of segments with `lengths`, longest first, packed without gaps; with `shard` multiples of `shard.unit`."""
     positions = torch.cat([torch.arange(length) for length in lengths])
     order = None
     if shard is not None:
         owner = owners(lengths, shard.size)
         positions = positions[torch.from_numpy(np.flatnonzero(owner == shard.rank))]
         order = torch.from_numpy(places(owner, shard.size, len(positions))).to(device)
-    groups, first, start = [], 0, 0
-    while first < len(lengths):
-        share = 0 if shard is not None else lengths[first] // _PADDED_SHARE
-        last = first
-        while last < len(lengths) and 0 <= lengths[first] - lengths[last] <= share:
-            last += 1
-        group = _group(lengths[first:last], start, device)
-        groups.append(group)
-        first, start = last, start + group.tokens
     return PackedLayout(
         qkv_format="thd",
         max_seqlen_q=max(lengths),
         max_seqlen_kv=max(lengths),
         positions=positions.to(device),
-        groups=tuple(groups),
+        lengths=tuple(lengths),
         shard=shard,
         order=order,
         experts=experts,

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from physarum.actors.trainer.errors import UnsupportedModel
+from physarum.actors.trainer.megatron import flash
 from physarum.actors.trainer.megatron.context import ContextShard
 from physarum.actors.trainer.megatron.layout import PackedLayout, SegmentGroup
 
@@ -68,9 +69,10 @@ def _device(config: TransformerConfig) -> torch.device | None:
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention over packed sequences by torch's scaled_dot_product_attention; grouped queries supported.
+    """Causal attention over packed sequences, by one flash kernel where it fits (flash.py); grouped queries supported.
 
-    Segments of like length are one batched call. Right padding needs no mask: a causal token never looks right.
+    Elsewhere by torch's scaled_dot_product_attention: segments of like length are one batched call, whose right padding
+    needs no mask (a causal token never looks right).
     Where a pack is shared by a context-parallel group, local queries attend to the gathered keys and values of all.
     """
 
@@ -106,6 +108,9 @@ class PackedAttention(MegatronModule):
             )
         layout = packed_seq_params
         if layout.shard is None or layout.order is None:
+            if flash.fits(query, value, self.dropout if self.training else 0.0):
+                longest = max(layout.lengths)
+                return flash.attention(query, key, value, layout.bounds, longest, self.scale).flatten(1)
             outputs = [self._attend(query, key, value, group) for group in layout.groups]
         else:
             key, value = _gathered(key, value, layout.shard, layout.order)
