@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from physarum.configs.hooks import Hook
+from physarum.configs.sglang_arguments import SglangArguments
 from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrl, HttpUrls, Seconds, Section, refuse
-
-
-def _normalise_arguments(value: Any) -> Any:
-    """Spells SGLang arguments with dashes, as its command line does; null removes what a lower layer set."""
-    if not isinstance(value, dict):
-        raise refuse("a mapping of SGLang server arguments", "write `sglang: {mem-fraction-static: 0.3}`")
-    spelled: dict[str, JsonValue] = {}
-    for key, item in value.items():
-        name = key.replace("_", "-").removeprefix("--")
-        if name in spelled:
-            raise refuse("each argument once", f"keep the spelling `{name}` only", found=f"`{name}` spelled twice")
-        spelled[name] = item
-    return {name: item for name, item in spelled.items() if item is not None}
-
-
-SglangArguments = Annotated[dict[str, JsonValue], BeforeValidator(_normalise_arguments)]
 
 
 class CanaryConfig(Section):
