@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
@@ -102,13 +102,13 @@ class Following:
         """For ever."""
         self._receiver = receiver = await self._made()
         self._actor.become("waiting for weights")
-        standing = asyncio.create_task(self._standing.run(), name="report versions")
+        beside = [asyncio.create_task(self._standing.run(), name="the report of versions")]
+        beside += [self._listening] if self._listening else []
         try:
             async with Roster(self._actor.bus, "checkpoint").open() as services, self._relay.running():
                 self._actor.facts = {**self._actor.facts, **self._relay.facts}
-                await self._follow(receiver, services)
+                await _with(beside, self._follow(receiver, services))
         finally:
-            beside = [standing, *([self._listening] if self._listening else [])]
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
@@ -128,10 +128,12 @@ class Following:
         serves, receiver = self._actor.facts.get("version"), self._receiver
         if serves is None or receiver is None or receiver.quarantined is not None:
             return
-        if receiver.updating or self._trials.judging:
+        if receiver.touching or self._trials.judging:
             return
         found = await self._control.live_label()
-        if receiver.updating or (found == serves and self._actor.state == "ready"):
+        if receiver.touching or self._trials.judging or self._actor.facts.get("version") != serves:
+            return  # it was asked before an update, or in the middle of one
+        if found == serves and self._actor.state == "ready":
             return
         if found != serves:
             _log.warning(
@@ -172,7 +174,7 @@ class Following:
         except DeviceError as error:
             raise ActorError(f"engines.{self._group}.transport {settings.transport}: {error}") from error
         if isinstance(transport, NcclTransport):
-            self._listening = asyncio.create_task(listen(self._actor, transport), name="listen for broadcasts")
+            self._listening = asyncio.create_task(listen(self._actor, transport), name="the ear for broadcasts")
         quantisation = await asyncio.to_thread(served_quantisation, context.folder, context.config)
         return Receiver(
             self._control,
@@ -190,21 +192,23 @@ class Following:
         )
 
     async def _bring_to(self, head: states.Head, receiver: Receiver, services: Roster) -> bool:
-        """Whether the engine now serves `head` (or something newer), or what passed before, where that was refused."""
+        """Whether the engine now serves `head` (or something newer), or what passed before, where that was refused. Raises
+        NothingPassedError."""
+        live = receiver.live
         try:
-            wanted = await self._trials.wanted(head.label)
+            wanted = await self._trials.wanted(head, serves_nothing=live is None)
         except BusError as error:
             _log.warning("nobody says whether %s was refused: %s", head.label, error)
             return False
-        if wanted is None:
-            _log.error("%s was refused and no version has passed: the engine takes no traffic", head.label)
-            return True
-        live, version = receiver.live, Version.parse(wanted)
+        version = Version.parse(wanted)
         if live is not None and (live == version or (live > version and wanted == head.label)):
             return True
         if live is not None and live > version:
             self._forget(receiver)  # of the refused version
-        return await self._bring(wanted, receiver, services)
+        reached = await self._bring(wanted, receiver, services)
+        if reached and wanted != head.label:
+            self._look_again()  # the head may be on trial only
+        return reached
 
     async def _bring(self, label: str, receiver: Receiver, services: Roster) -> bool:
         """Whether the engine now serves the version (or something newer)."""
@@ -279,6 +283,24 @@ class Following:
                 "swapped_at": swap.swapped_at,
             },
         )
+
+
+async def _with(beside: Sequence[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    """Ends with `work`, or with the first of `beside` that does: an engine that hears or tells nothing more must not go on as
+    if it did. Raises what `work` raises, ActorError for the others."""
+    working = asyncio.create_task(work, name="follow the head")
+    try:
+        done, _ = await asyncio.wait({working, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        if working in done:
+            return working.result()
+        (ended, *_) = done
+        error = ended.exception()
+        raise ActorError(
+            f"{ended.get_name()} ended ({error!r}), expected it for ever; the actor is started anew"
+        ) from error
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 async def _either(changed: asyncio.Event, services: Roster, timeout_s: float) -> None:
