@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from physarum.actors.engine.delivery import surroundings
+from physarum.actors.engine.environment import engine_python, installed_in
 from physarum.agents.rewards.sandbox import REMEDY as SANDBOX_REMEDY
 from physarum.agents.rewards.sandbox import missing_programs
 from physarum.configs.checks import check as check_config
@@ -17,14 +20,22 @@ from physarum.configs.origin import KeyPath, display_path
 from physarum.configs.reward_rules import given_options
 from physarum.configs.reward_types import LIBRARIES, CodeReward
 from physarum.configs.root import RootConfig
-from physarum.weightsync.errors import ManifestError, QuantisationError
+from physarum.weightsync.errors import ManifestError, QuantisationError, TransportUnfitError
 from physarum.weightsync.layout import forms_in
 from physarum.weightsync.quantisation.plan import Quantisation
+from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, fitting
 
 
 def check(config: RootConfig) -> list[Problem]:
     """Every problem of a run about to start on this host, errors first."""
-    problems = [*check_config(config), *_quantisation(config), *_mirror(config), *_libraries(config), *_sandbox(config)]
+    problems = [
+        *check_config(config),
+        *_quantisation(config),
+        *_mirror(config),
+        *_transports(config),
+        *_libraries(config),
+        *_sandbox(config),
+    ]
     return sorted(problems, key=lambda problem: problem.severity)
 
 
@@ -63,6 +74,28 @@ def _mirror(config: RootConfig) -> Iterator[Problem]:
     if missing := missing_implementation(config.checkpoint.mirror):
         where = config.origins.where(("checkpoint", "mirror"))
         yield Problem(Severity.ERROR, where, missing, "it in this environment", REMEDY)
+
+
+def _transports(config: RootConfig) -> Iterator[Problem]:
+    """Engines that follow versions can get them in the way that is configured, as far as it is known before they start."""
+    for name, group in config.engines.items():
+        if group.model is not None:
+            continue
+        found = surroundings(group)
+        packages = {CHECKPOINT_ENGINE: installed_in(engine_python(group), CHECKPOINT_ENGINE)}
+        if group.url is None and None not in packages.values():
+            found = replace(found, packages={key: value or "" for key, value in packages.items()})
+        try:
+            fitting(group.transport, found)
+        except TransportUnfitError as error:
+            where = config.origins.where(("engines", name, "transport"))
+            yield Problem(Severity.ERROR, where, *_parted(str(error)))
+
+
+def _parted(message: str) -> tuple[str, str, str]:
+    """What was found and the remedy, of a message that ends with it."""
+    found, _, remedy = message.partition("; ")
+    return found, "a transport that this engine can have", remedy
 
 
 def _libraries(config: RootConfig) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from physarum.configs.origin import KeyPath, dotted
 from physarum.configs.reward_rules import given_options, reward_problems
 from physarum.configs.reward_types import ChatReward
 from physarum.configs.root import RootConfig
-from physarum.configs.sglang_arguments import RESERVED
+from physarum.configs.sglang_arguments import RESERVED, WAITS_FOR_WEIGHTS
 from physarum.configs.trainer import TrainerConfig
 
 _Finding = tuple[KeyPath, str, str, str]
@@ -283,6 +283,10 @@ def _engine_arguments(config: RootConfig) -> Iterator[_Finding]:
         for argument in sorted(group.sglang.keys() & RESERVED.keys()) if group.url is None else ():
             key: KeyPath = ("engines", name, "sglang", argument)
             yield key, f"`{dotted(key)}`", "arguments that physarum does not set itself", RESERVED[argument]
+        if group.model is not None and group.waits_for_weights:
+            key = ("engines", name, "sglang", WAITS_FOR_WEIGHTS)
+            found = f"`{dotted(key)}` with `engines.{name}.model`"
+            yield key, found, "engines that follow versions: this one would wait for ever", "remove the argument"
 
 
 def _external_engines(config: RootConfig) -> Iterator[_Finding]:

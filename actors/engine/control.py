@@ -225,6 +225,18 @@ class EngineControl:
         if can.update_sessions:
             await self._succeed("/end_weight_update", {})
 
+    async def update_from_handles(self, handles: Mapping[str, str], label: str, mode: PauseMode) -> None:
+        """Has the server's checkpoint-engine receiver fetch the weights at these ZeroMQ addresses (by the name of each of its
+        devices), and labels them. Call `pause` first."""
+        can = await self.capabilities()
+        body = {
+            "zmq_handles": dict(handles),
+            "weight_version": label,
+            "flush_cache": mode == "retract" and can.flush_while_queued,
+            "torch_empty_cache": False,
+        }
+        await self._succeed("/update_weights_from_ipc", body)
+
     async def _succeed(self, path: str, body: dict[str, Any]) -> None:
         answer = _mapping(await self._call("POST", path, body, self._update_timeout_s), path)
         if not answer.get("success"):

@@ -22,6 +22,7 @@ from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.listening import listen
+from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
 from physarum.actors.engine.trials import Trials
@@ -45,6 +46,7 @@ from physarum.weightsync.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
     StaleVersionError,
+    TransportUnfitError,
     UpdateRefusedError,
     VersionRefusedError,
 )
@@ -94,6 +96,7 @@ class Following:
         self._standing = Standing(actor.context)
         self._relay = Relay(actor.context)
         self._trials = Trials(actor, settings, group, control)
+        self._answers = False
         self._receiver: Receiver | None = None
         self._listening: asyncio.Task[None] | None = None
         self._look_again: Callable[[], None] = lambda: None
@@ -171,6 +174,8 @@ class Following:
         agent_log = context.folder.logs / f"{name}.weights.log"
         try:
             transport = await transport_for(settings, self._control, staging, engine_python(settings), agent_log, name)
+        except TransportUnfitError as error:
+            raise UnrecoverableError(f"engines.{self._group}: {error}") from error
         except DeviceError as error:
             raise ActorError(f"engines.{self._group}.transport {settings.transport}: {error}") from error
         if isinstance(transport, NcclTransport):
@@ -265,8 +270,21 @@ class Following:
         self._forget(receiver)
         return True
 
+    async def _answering(self) -> None:
+        """An engine that waited for its first weights begins to serve a moment after it got them."""
+        if not self._settings.starts_empty or self._answers:
+            return
+        limit_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await until_healthy(self._control)
+        except TimeoutError as error:
+            raise ActorError(f"the engine got its first weights and made no token within {limit_s:g} s") from error
+        self._answers = True
+
     async def _announce_swap(self, swap: SwapRecord) -> None:
         actor = self._actor
+        await self._answering()
         actor.facts = {**actor.facts, "version": str(swap.version)}
         actor.numbers |= {"pause_ms": round(1e3 * swap.pause_s, 1), "updates": actor.numbers.get("updates", 0) + 1}
         actor.progressed()

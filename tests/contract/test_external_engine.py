@@ -93,7 +93,12 @@ async def test_one_that_comes_back_during_a_trial_serves_what_passed_at_once(
     register, key = Register(bus, publisher, "weights", Trial), (states.CANARY, "policy", "policy")
     other = Canary(register, key, "policy-1", 1, 60.0)
     control = EngineControl(engine.url, session := aiohttp.ClientSession())
-    async with session, running_service(tmp_path / "service") as service, announced(bus, publisher, service), running(made):
+    async with (
+        session,
+        running_service(tmp_path / "service") as service,
+        announced(bus, publisher, service),
+        running(made),
+    ):
         first = await publish(made, engine, service, session, seed=2)
         await until(lambda: made.state == "ready" and made.facts.get("version") == first)
         next_label = str(Version("policy", 1, Version.parse(first).number + 1))
