@@ -1,5 +1,5 @@
-"""An SGLang that waits for its first weights gets them, and the next ones, by checkpoint-engine's receiver through CUDA IPC: its
-log-probabilities are those of transformers. Needs checkpoint-engine in the engine's Python; skips plainly elsewhere."""
+"""An SGLang that waits for its first weights gets them, and the next ones, by checkpoint-engine's receiver through CUDA IPC:
+its log-probabilities are those of transformers. Needs checkpoint-engine in the engine's Python; skips plainly elsewhere."""
 
 from __future__ import annotations
 
