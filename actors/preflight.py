@@ -20,6 +20,7 @@ from physarum.configs.origin import KeyPath, display_path
 from physarum.configs.reward_rules import given_options
 from physarum.configs.reward_types import LIBRARIES, CodeReward
 from physarum.configs.root import RootConfig
+from physarum.weightsync.carriers.registry import lacking
 from physarum.weightsync.errors import ManifestError, QuantisationError, TransportUnfitError
 from physarum.weightsync.layout import forms_in
 from physarum.weightsync.quantisation.plan import Quantisation
@@ -28,14 +29,8 @@ from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, fitting
 
 def check(config: RootConfig) -> list[Problem]:
     """Every problem of a run about to start on this host, errors first."""
-    problems = [
-        *check_config(config),
-        *_quantisation(config),
-        *_mirror(config),
-        *_transports(config),
-        *_libraries(config),
-        *_sandbox(config),
-    ]
+    known = (_quantisation, _mirror, _transports, _carrier, _libraries, _sandbox)
+    problems = [*check_config(config), *(problem for one in known for problem in one(config))]
     return sorted(problems, key=lambda problem: problem.severity)
 
 
@@ -90,6 +85,17 @@ def _transports(config: RootConfig) -> Iterator[Problem]:
         except TransportUnfitError as error:
             where = config.origins.where(("engines", name, "transport"))
             yield Problem(Severity.ERROR, where, *_parted(str(error)))
+
+
+def _carrier(config: RootConfig) -> Iterator[Problem]:
+    """What reads chunks out of other hosts' memory is installed here."""
+    where = config.origins.where(("checkpoint", "carrier"))
+    if lack := lacking(config.checkpoint.carrier):
+        found, _, remedy = lack.partition(". ")
+        yield Problem(Severity.ERROR, where, found, "its package in this environment", remedy)
+    elif config.checkpoint.carrier != "http" and config.checkpoint.token_env is None:
+        found, remedy = f"`checkpoint.carrier: {config.checkpoint.carrier}` without `checkpoint.token_env`", "set it"
+        yield Problem(Severity.WARNING, where, found, "weights that travel between hosts", remedy)
 
 
 def _parted(message: str) -> tuple[str, str, str]:

@@ -21,6 +21,7 @@ import msgspec
 
 from physarum.bus.version import Version
 from physarum.weightsync.alone import alone
+from physarum.weightsync.carriers.carrier import Carrier
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     EngineQuarantineError,
@@ -74,7 +75,7 @@ class Receiver:
     checkpoint service keeps them. `turn`: a verified version (label) waits in it before the engine is paused; what it raises
     `apply` raises. `transport` brings it into the engine; without one the engine reads a folder. `holdings` are told what is
     brought to this host, for other receivers. `differences`: whether chunks are taken as what differs from the version before
-    (pace.py).
+    (pace.py). `carrier`: how chunks travel beside HTTP, the caller's to close.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Receiver:
         transport: Transport | None = None,
         holdings: Holdings | None = None,
         differences: Differences = "auto",
+        carrier: Carrier | None = None,
         turn: Callable[[str], AbstractAsyncContextManager[None]] = lambda label: nullcontext(),
         on_state: Callable[[str, State], None] = lambda label, state: None,
     ) -> None:
@@ -116,6 +118,7 @@ class Receiver:
         self._transport: Transport = transport or DiskTransport(target, staging)
         self._holdings = holdings
         self._pace = Pace(differences)
+        self._carrier = carrier
         self._turn = turn
         self._on_state = on_state
         self._manifest: Manifest | None = None
@@ -249,7 +252,7 @@ class Receiver:
             file = await in_thread(self._here, manifest.label)
             if file is not None:  # a receiver beside this one has fetched it meanwhile
                 return file, 0
-            fetch = Fetch(area, manifest, self._base, self._concurrency, self._holdings, self._pace)
+            fetch = Fetch(area, manifest, self._base, self._concurrency, self._holdings, self._pace, self._carrier)
             sources = [CheckpointClient(url, token, self._session, self._chunk_timeout_s) for url in urls]
             try:
                 file = await fetch.run(sources, peers)

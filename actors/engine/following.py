@@ -18,6 +18,7 @@ import aiohttp
 
 from physarum.actors import states
 from physarum.actors.called import HookFailedError, called
+from physarum.actors.carrying import carrier_of
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
@@ -94,7 +95,6 @@ class Following:
         self._session = session
         self._control = control
         self._standing = Standing(actor.context)
-        self._relay = Relay(actor.context)
         self._trials = Trials(actor, settings, group, control)
         self._answers = False
         self._receiver: Receiver | None = None
@@ -103,6 +103,7 @@ class Following:
 
     async def run(self) -> None:
         """For ever."""
+        self._relay = Relay(self._actor.context, await carrier_of(self._actor.context))
         self._receiver = receiver = await self._made()
         self._actor.become("waiting for weights")
         beside = [asyncio.create_task(self._standing.run(), name="the report of versions")]
@@ -116,6 +117,7 @@ class Following:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
             await receiver.close()
+            await self._relay.close()
 
     async def settled(self, limit_s: float) -> None:
         """Returns when no update is under way, at the latest after `limit_s`."""
@@ -191,6 +193,7 @@ class Following:
             mode=settings.pause,
             transport=transport,
             holdings=self._relay.holdings,
+            carrier=self._relay.carrier,
             differences=context.config.checkpoint.differences,
             turn=self._trials.turn,
             on_state=self._standing.set,

@@ -12,9 +12,10 @@ from actor_fixture import BASE
 from physarum.actors import preflight
 from physarum.actors.engine import delivery
 from physarum.actors.engine.environment import installed_in
-from physarum.configs.errors import Problem
+from physarum.configs.errors import Problem, Severity
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line
+from physarum.weightsync.carriers import registry
 from physarum.weightsync.errors import TransportUnfitError
 from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, KINDS, Surroundings, fitting
 
@@ -89,3 +90,22 @@ def test_the_check_before_the_start_looks_into_the_engines_environment(
     assert problems(having) == problems(tmp_path / "nowhere" / "bin" / "python") == []
     (problem,) = problems(without)
     assert "checkpoint-engine is not installed" in str(problem) and "engine-checkpoint" in problem.remedy
+
+
+def test_the_check_before_the_start_names_a_carrier_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = tuple(dataclasses.replace(kind, modules=("no_such_module",)) for kind in registry.KINDS)
+    monkeypatch.setattr(registry, "KINDS", kinds)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(BASE)
+
+    def problems(*words: str) -> list[Problem]:
+        return list(preflight._carrier(resolve(recipe, parse_command_line(words))))
+
+    (problem,) = problems("checkpoint.carrier=nixl")
+    assert problem.severity is Severity.ERROR and "checkpoint.carrier nixl: no_such_module" in problem.found
+    assert "pip install 'physarum[nixl]'" in problem.remedy and "`checkpoint.carrier: http`" in problem.remedy
+    assert problems("checkpoint.carrier=http") == problems("checkpoint.carrier=auto", "checkpoint.token_env=T") == []
+    (useless,) = problems("checkpoint.carrier=auto")
+    assert useless.severity is Severity.WARNING and "checkpoint.token_env" in useless.found
