@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, JsonValue
 from physarum.configs.types import refuse
 
 WAITS_FOR_WEIGHTS: Final = "checkpoint-engine-wait-weights-before-ready"
+DRAFT_MODEL: Final = "speculative-draft-model-path"
 _NO_HTTP: Final = "physarum addresses the engine over SGLang's HTTP interface"
 _SECRET: Final = "secrets never stand on a command line, where every user of the host reads them"
 RESERVED: Final[Mapping[str, str]] = {

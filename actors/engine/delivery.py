@@ -8,6 +8,7 @@ from pathlib import Path
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import detect_device, engine_environment
 from physarum.configs.engine import EngineConfig
+from physarum.configs.sglang_arguments import DRAFT_MODEL
 from physarum.weightsync.device.owner import DeviceAgent
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.staging import Staging
@@ -18,7 +19,10 @@ from physarum.weightsync.transports.transport import Transport
 def surroundings(settings: EngineConfig) -> Surroundings:
     """What is known of an engine before anything of it is started."""
     return Surroundings(
-        device=detect_device(), started_here=settings.url is None, waits_for_weights=settings.waits_for_weights
+        device=detect_device(),
+        started_here=settings.url is None,
+        waits_for_weights=settings.waits_for_weights,
+        own_draft=settings.sglang.get(DRAFT_MODEL) is not None,
     )
 
 
@@ -29,13 +33,13 @@ async def transport_for(
 
     The agent is there when it returns: versions do not wait for its imports. Raises DeviceError, TransportUnfitError.
     """
-    found = surroundings(settings)
+    can = await control.capabilities()
+    found = replace(surroundings(settings), own_draft=can.own_draft, chooses_models=can.update_sessions)
     kind = fitting(settings.transport, found)
     agent = DeviceAgent(python, engine_environment(found.device, settings.env), log_file, settings.update_timeout_s)
     if kind.by_agent:
         answer = await in_thread(agent.call, "hello", settings.start_timeout_s)
         kind = fitting(kind.name, replace(found, packages=answer["packages"]))
-    can = await control.capabilities()
     return kind.make(
         Parts(
             target=control,

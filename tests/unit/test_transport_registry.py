@@ -34,6 +34,7 @@ def with_package(version: str, **changes: Any) -> Surroundings:
         (dataclasses.replace(CARD, device="cpu"), "disk"),
         (with_package("0.4.2", waits_for_weights=True), "checkpoint_engine"),
         (dataclasses.replace(CARD, waits_for_weights=True), "checkpoint_engine"),
+        (dataclasses.replace(CARD, device="cpu", own_draft=True), "ipc"),
     ],
 )
 def test_auto_takes_the_first_that_suits_the_engine(found: Surroundings, name: str) -> None:
@@ -53,6 +54,9 @@ def test_what_is_configured_is_what_it_gets() -> None:
         ("checkpoint_engine", with_package("0.10.1"), ""),
         ("checkpoint_engine", dataclasses.replace(CARD, device="cpu"), "knows CUDA only; set another"),
         ("auto", with_package("", waits_for_weights=True), "pip install --group engine-checkpoint"),
+        ("disk", dataclasses.replace(CARD, own_draft=True), "drafts with a model of its own .*; set engines"),
+        ("checkpoint_engine", with_package("0.4.2", own_draft=True), "SGLang would load versions into that too"),
+        ("ipc", dataclasses.replace(CARD, own_draft=True, chooses_models=False), "use sglang >= 0.5.23"),
         ("disk", with_package("0.4.2", waits_for_weights=True), "first weights by checkpoint_engine alone"),
     ],
 )

@@ -35,6 +35,10 @@ class Surroundings:
     started_here: bool
     waits_for_weights: bool
     """It serves nothing before it got weights by /update_weights_from_ipc."""
+    own_draft: bool = False
+    """It drafts with another model than its own: versions must not be loaded into that."""
+    chooses_models: bool = True
+    """An update can be for its target alone."""
     packages: Mapping[str, str] | None = None
 
 
@@ -64,14 +68,33 @@ class Kind:
 def _no_receiver(found: Surroundings) -> str:
     if found.device != "cuda":
         return "checkpoint-engine's receiver in the engine knows CUDA only; set another engines.GROUP.transport"
-    if found.packages is None:
-        return ""
+    if found.own_draft or found.packages is None:
+        return _shares(found)
     installed = found.packages.get(CHECKPOINT_ENGINE, "")
     if not installed:
         return f"the package checkpoint-engine is not installed; {_REMEDY}"
     if _release(installed) < _OLDEST_CHECKPOINT_ENGINE:
         return f"checkpoint-engine {installed} speaks an older protocol, expected 0.4 or newer; {_REMEDY}"
     return ""
+
+
+def _shares(found: Surroundings) -> str:
+    """Of a transport whose call in the engine is for all of its models."""
+    if not found.own_draft:
+        return ""
+    return (
+        "the engine drafts with a model of its own (speculative-draft-model-path), and SGLang would load versions into that"
+        " too; set engines.GROUP.transport to ipc, nccl or auto"
+    )
+
+
+def _no_choice(found: Surroundings) -> str:
+    if not found.own_draft or found.chooses_models:
+        return _waits(found)
+    return (
+        "this sglang loads versions into the draft model too (speculative-draft-model-path); use sglang >= 0.5.23, or"
+        " draft with the model's own layers"
+    )
 
 
 def _waits(found: Surroundings) -> str:
@@ -95,21 +118,21 @@ KINDS: Final = (
         name="ipc",
         by_agent=True,
         make=lambda parts: IpcTransport(parts.target, parts.agent, parts.ranks, parts.timeout_s),
-        lacks=_waits,
-        suits=lambda found: found.device == "cuda" and found.started_here,
+        lacks=_no_choice,
+        suits=lambda found: (found.device == "cuda" and found.started_here) or found.own_draft,
     ),
     Kind(
         name="nccl",
         by_agent=True,
         make=lambda parts: NcclTransport(parts.target, parts.agent, parts.ranks, parts.timeout_s, parts.me),
-        lacks=_waits,
+        lacks=_no_choice,
         suits=lambda found: False,  # it takes memory from the trainer's device: only where it is asked for
     ),
     Kind(
         name="disk",
         by_agent=False,
         make=lambda parts: DiskTransport(parts.target, parts.staging),
-        lacks=_waits,
+        lacks=lambda found: _waits(found) or _shares(found),
         suits=lambda found: True,
     ),
 )
