@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from physarum.actors.engine.delivery import surroundings
+from physarum.actors.engine.environment import engine_python, installed_in
 from physarum.agents.rewards.sandbox import REMEDY as SANDBOX_REMEDY
 from physarum.agents.rewards.sandbox import missing_programs
 from physarum.configs.checks import check as check_config
@@ -17,14 +20,17 @@ from physarum.configs.origin import KeyPath, display_path
 from physarum.configs.reward_rules import given_options
 from physarum.configs.reward_types import LIBRARIES, CodeReward
 from physarum.configs.root import RootConfig
-from physarum.weightsync.errors import ManifestError, QuantisationError
+from physarum.weightsync.carriers.registry import lacking
+from physarum.weightsync.errors import ManifestError, QuantisationError, TransportUnfitError
 from physarum.weightsync.layout import forms_in
 from physarum.weightsync.quantisation.plan import Quantisation
+from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, fitting
 
 
 def check(config: RootConfig) -> list[Problem]:
     """Every problem of a run about to start on this host, errors first."""
-    problems = [*check_config(config), *_quantisation(config), *_mirror(config), *_libraries(config), *_sandbox(config)]
+    known = (_quantisation, _mirror, _transports, _carrier, _libraries, _sandbox)
+    problems = [*check_config(config), *(problem for one in known for problem in one(config))]
     return sorted(problems, key=lambda problem: problem.severity)
 
 
@@ -63,6 +69,39 @@ def _mirror(config: RootConfig) -> Iterator[Problem]:
     if missing := missing_implementation(config.checkpoint.mirror):
         where = config.origins.where(("checkpoint", "mirror"))
         yield Problem(Severity.ERROR, where, missing, "it in this environment", REMEDY)
+
+
+def _transports(config: RootConfig) -> Iterator[Problem]:
+    """Engines that follow versions can get them in the way that is configured, as far as it is known before they start."""
+    for name, group in config.engines.items():
+        if group.model is not None:
+            continue
+        found = surroundings(group)
+        packages = {CHECKPOINT_ENGINE: installed_in(engine_python(group), CHECKPOINT_ENGINE)}
+        if group.url is None and None not in packages.values():
+            found = replace(found, packages={key: value or "" for key, value in packages.items()})
+        try:
+            fitting(group.transport, found)
+        except TransportUnfitError as error:
+            where = config.origins.where(("engines", name, "transport"))
+            yield Problem(Severity.ERROR, where, *_parted(str(error)))
+
+
+def _carrier(config: RootConfig) -> Iterator[Problem]:
+    """What reads chunks out of other hosts' memory is installed here."""
+    where = config.origins.where(("checkpoint", "carrier"))
+    if lack := lacking(config.checkpoint.carrier):
+        found, _, remedy = lack.partition(". ")
+        yield Problem(Severity.ERROR, where, found, "its package in this environment", remedy)
+    elif config.checkpoint.carrier != "http" and config.checkpoint.token_env is None:
+        found, remedy = f"`checkpoint.carrier: {config.checkpoint.carrier}` without `checkpoint.token_env`", "set it"
+        yield Problem(Severity.WARNING, where, found, "weights that travel between hosts", remedy)
+
+
+def _parted(message: str) -> tuple[str, str, str]:
+    """What was found and the remedy, of a message that ends with it."""
+    found, _, remedy = message.partition("; ")
+    return found, "a transport that this engine can have", remedy
 
 
 def _libraries(config: RootConfig) -> Iterator[Problem]:

@@ -6,6 +6,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from physarum.bus.version import Fork
+
 EVAL_START: Final = "eval-start"
 EVAL_END: Final = "eval-end"
 EVAL_AT: Final = "eval-at"
@@ -143,3 +145,5 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     manifest: str
     total_bytes: int
     published_at: float
+    withdrawn: tuple[Fork, ...] = ()
+    """What was withdrawn before its epoch began, as (newest epoch then, last number that holds)."""

@@ -46,6 +46,11 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
     number: int
 
 
+def is_withdrawn(version: Version, withdrawals: tuple[Fork, ...]) -> bool:
+    """Whether somebody withdrew it: `withdrawals` are (newest epoch then, last number that holds)."""
+    return any(version.epoch <= one.epoch and version.number > one.number for one in withdrawals)
+
+
 def effective_number(version: Version, forks: tuple[Fork, ...]) -> int:
     """min(n, every fork number recorded after the version's epoch).
 

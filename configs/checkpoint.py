@@ -18,6 +18,9 @@ class CheckpointConfig(Section):
     """A version that has not reached all engines of transport `nccl` by then is fetched by those who miss it."""
     differences: Literal["auto", "always", "never"] = "auto"
     """Whether engines' hosts take what changed of a chunk instead of the chunk; `auto`: as it is quicker on their network."""
+    carrier: Literal["http", "auto", "mooncake", "nixl"] = "http"
+    """How chunks travel between hosts: `mooncake` and `nixl` (extras of these names) read them out of the holder's memory, by
+    RDMA where there is; `auto` the first of them that is installed, on hosts with RDMA devices. HTTP is what is left."""
     keep_last: Count = 3
     """Durable checkpoints kept."""
     mirror: ObjectUrl | None = None

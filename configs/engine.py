@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from physarum.configs.hooks import Hook
+from physarum.configs.sglang_arguments import WAITS_FOR_WEIGHTS, SglangArguments
 from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrl, HttpUrls, Seconds, Section, refuse
-
-
-def _normalise_arguments(value: Any) -> Any:
-    """Spells SGLang arguments with dashes, as its command line does; null removes what a lower layer set."""
-    if not isinstance(value, dict):
-        raise refuse("a mapping of SGLang server arguments", "write `sglang: {mem-fraction-static: 0.3}`")
-    spelled: dict[str, JsonValue] = {}
-    for key, item in value.items():
-        name = key.replace("_", "-").removeprefix("--")
-        if name in spelled:
-            raise refuse("each argument once", f"keep the spelling `{name}` only", found=f"`{name}` spelled twice")
-        spelled[name] = item
-    return {name: item for name, item in spelled.items() if item is not None}
-
-
-SglangArguments = Annotated[dict[str, JsonValue], BeforeValidator(_normalise_arguments)]
 
 
 class CanaryConfig(Section):
@@ -96,9 +81,10 @@ class EngineConfig(Section):
     pause: Literal["retract", "in_place"] = "retract"
     """Weight updates: `retract` recomputes held tokens once, `in_place` goes on over the old KV."""
     update_timeout_s: Seconds = 60.0
-    transport: Literal["auto", "nccl", "ipc", "disk"] = "auto"
+    transport: Literal["auto", "nccl", "ipc", "disk", "checkpoint_engine"] = "auto"
     """How verified weights get into an engine: `ipc` through memory on its own device, `nccl` the same, but broadcast there by
-    the trainer, `disk` as a folder that it reads; `auto` takes ipc for engines that are started here on CUDA."""
+    the trainer, `disk` as a folder that it reads, `checkpoint_engine` as `ipc`, by the engine's own receiver of that package;
+    `auto` takes ipc for engines that are started here on CUDA."""
     weights_folder: Path | None = None
     """Where the engines read versions from; for engines at a `url` on another host, a folder that both see under this path."""
     update_share: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -107,6 +93,16 @@ class EngineConfig(Section):
     """Null: all engines take a version as soon as they have it."""
     gpus: Devices = 0
     env: Environment = Field(default_factory=dict)
+
+    @property
+    def waits_for_weights(self) -> bool:
+        """Whether the servers are started to serve nothing before weights came by checkpoint_engine."""
+        return bool(self.sglang.get(WAITS_FOR_WEIGHTS))
+
+    @property
+    def starts_empty(self) -> bool:
+        """Whether a server may make no token before its first version: servers at a `url` do not tell."""
+        return self.waits_for_weights or self.transport == "checkpoint_engine"
 
     @property
     def updated_at_once(self) -> int:

@@ -15,6 +15,7 @@ from physarum.configs.origin import KeyPath, dotted
 from physarum.configs.reward_rules import given_options, reward_problems
 from physarum.configs.reward_types import ChatReward
 from physarum.configs.root import RootConfig
+from physarum.configs.sglang_arguments import RESERVED, WAITS_FOR_WEIGHTS
 from physarum.configs.trainer import TrainerConfig
 
 _Finding = tuple[KeyPath, str, str, str]
@@ -276,12 +277,16 @@ def _evaluation_engines(config: RootConfig) -> Iterator[_Finding]:
         yield key, f"`evaluation.engines: {own}`, the only group that follows versions", "engines for training", remedy
 
 
-def _engine_ports(config: RootConfig) -> Iterator[_Finding]:
+def _engine_arguments(config: RootConfig) -> Iterator[_Finding]:
+    """What physarum sets itself; servers at a `url` take no arguments at all."""
     for name, group in config.engines.items():
-        key: KeyPath = ("engines", name, "sglang", "port")
-        if group.url is None and group.count > 1 and "port" in group.sglang:
-            found = f"`{dotted(key)}` with `engines.{name}.count: {group.count}`"
-            yield key, found, "a port of its own for each server", f"remove `{dotted(key)}`: ports are then chosen"
+        for argument in sorted(group.sglang.keys() & RESERVED.keys()) if group.url is None else ():
+            key: KeyPath = ("engines", name, "sglang", argument)
+            yield key, f"`{dotted(key)}`", "arguments that physarum does not set itself", RESERVED[argument]
+        if group.model is not None and group.waits_for_weights:
+            key = ("engines", name, "sglang", WAITS_FOR_WEIGHTS)
+            found = f"`{dotted(key)}` with `engines.{name}.model`"
+            yield key, found, "engines that follow versions: this one would wait for ever", "remove the argument"
 
 
 def _external_engines(config: RootConfig) -> Iterator[_Finding]:
@@ -427,7 +432,7 @@ _RULES: tuple[Callable[[RootConfig], Iterator[_Finding]], ...] = (
     _evaluation,
     _evaluation_engines,
     _judges,
-    _engine_ports,
+    _engine_arguments,
     _external_engines,
     _engine_routers,
     _quantised_models,

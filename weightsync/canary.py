@@ -5,7 +5,7 @@
 
 One register entry for each group holds the newest version on trial. A canary that cannot load the version gives its place
 back, one that dies loses it after `limit_s`, and whoever waits takes it; one refusal refuses the version.
-Invariant: no engine but canaries loads a version before it passed.
+Invariant: no engine but canaries loads a version before it passed; and a version that was withdrawn is none to go back to.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final, Literal
 import msgspec
 
 from physarum.bus.errors import BusError, WrongSequenceError
-from physarum.bus.register import Register
-from physarum.bus.version import Version
+from physarum.bus.register import Entry, Register
+from physarum.bus.version import Fork, Version, is_withdrawn
 from physarum.weightsync.errors import StaleVersionError, VersionRefusedError
 
 _log = logging.getLogger(__name__)
@@ -43,9 +43,16 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """Why it was refused."""
         return "; ".join(f"{who}: {why}" for who, why in self.votes.items() if why)
 
+    def holding(self, withdrawn: tuple[Fork, ...]) -> Trial:
+        """The same, where what passed was not withdrawn since."""
+        if self.passed is None or not is_withdrawn(Version.parse(self.passed), withdrawn):
+            return self
+        return msgspec.structs.replace(self, passed=None)
+
 
 class Canary:
-    """The trials of a group as `me`, one of its engines, takes part in them. `places`: how many canaries a version has."""
+    """The trials of a group as `me`, one of its engines, takes part in them. `places`: how many canaries a version has;
+    `withdrawn`: what the newest head says of older versions."""
 
     def __init__(self, register: Register[Trial], key: tuple[str, ...], me: str, places: int, limit_s: float) -> None:
         self._register = register
@@ -53,10 +60,16 @@ class Canary:
         self._me = me
         self._places = places
         self._limit_s = limit_s
+        self.withdrawn: tuple[Fork, ...] = ()
 
     async def current(self) -> Trial | None:
         """The newest trial. Raises BusError."""
-        return (await self._register.get(*self._key)).value
+        return (await self._entry()).value
+
+    def has_place(self, trial: Trial) -> bool:
+        """Whether this engine may try the version now, or is trying it."""
+        present = _present(trial)
+        return trial.verdict == "open" and (self._me in present or self._is_free(trial, len(present)))
 
     async def admitted(self, label: str) -> bool:
         """Waits until this engine may load `label`; whether as a canary, which must `vote` then.
@@ -66,13 +79,13 @@ class Canary:
         async with self._register.watch(*self._key) as changed:
             while True:
                 changed.clear()
-                entry = await self._register.get(*self._key)
+                entry = await self._entry()
                 if entry.value is not None and entry.value.passed == label:
                     return False  # also while a newer one is on trial
                 trial = _of(entry.value, label)
                 if trial.verdict == "refused":
                     raise VersionRefusedError(f"{label} was refused by its canary, {trial.reason}")
-                present = {name: until for name, until in trial.takers.items() if until > time.time()}
+                present = _present(trial)
                 if self._me in present:
                     return True  # it comes back, with what is left of its time
                 if self._is_free(trial, len(present)):
@@ -93,7 +106,7 @@ class Canary:
     async def vote(self, label: str, refusal: str | None) -> None:
         """This canary's: None lets it pass. Once all places have voted so the version has passed. Raises BusError."""
         while True:
-            entry = await self._register.get(*self._key)
+            entry = await self._entry()
             trial = entry.value
             if trial is None or trial.label != label or trial.verdict != "open":
                 return  # this engine was slow and its place another's: a verdict stands, or a newer one is on trial
@@ -112,7 +125,7 @@ class Canary:
         """This engine could not load the version: another may take its place. What cannot be given back ends by itself."""
         try:
             while True:
-                entry = await self._register.get(*self._key)
+                entry = await self._entry()
                 trial = entry.value
                 if trial is None or trial.label != label or self._me not in trial.takers:
                     return
@@ -123,8 +136,18 @@ class Canary:
         except BusError as error:
             _log.warning("%s keeps its place as a canary for up to %g s: %s", self._me, self._limit_s, error)
 
+    async def _entry(self) -> Entry[Trial]:
+        """As it is to be read; who writes over it so takes out what was withdrawn."""
+        entry = await self._register.get(*self._key)
+        return Entry(entry.value.holding(self.withdrawn), entry.revision) if entry.value is not None else entry
+
     async def _put(self, trial: Trial, revision: int) -> None:
         await self._register.compare_and_set(trial, revision, *self._key)
+
+
+def _present(trial: Trial) -> dict[str, float]:
+    """Canaries whose time is not over."""
+    return {name: until for name, until in trial.takers.items() if until > time.time()}
 
 
 def _of(trial: Trial | None, label: str) -> Trial:

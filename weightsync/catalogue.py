@@ -77,6 +77,12 @@ class Catalogue:
         except RecordError:
             return None
 
+    def version(self, label: str) -> tuple[HeldFile, Manifest] | None:
+        """A version whose bytes are one file, to be read while that is in use."""
+        manifest = self.get(label)
+        whole = self._whole.get(manifest.version) if manifest is not None else None
+        return (whole.file, manifest) if whole is not None and manifest is not None else None
+
     def newest(self, model: str) -> Manifest | None:
         versions = [version for version in self._held if version.model == model]
         return self._held[max(versions)] if versions else None

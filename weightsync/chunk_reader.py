@@ -11,7 +11,7 @@ import http.client
 import socket
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from physarum.weightsync.difference import HEADER, apply_difference
@@ -42,6 +42,19 @@ class Difference:
     base: str
     width: int
     data: bytes
+
+
+class Reader(Protocol):
+    """Whatever brings chunks of one holder, for one thread. `url` names it in messages."""
+
+    @property
+    def url(self) -> str: ...
+
+    def read_into(self, digest: str, target: memoryview, base: Base | None = None) -> Difference | None:
+        """As ChunkReader does."""
+
+    def close(self) -> None:
+        """From any thread: ends what is under way, as far as it can be."""
 
 
 class ChunkReader:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from physarum.weightsync.area import Filling
-from physarum.weightsync.chunk_reader import Base, ChunkReader, Difference
+from physarum.weightsync.chunk_reader import Base, Difference, Reader
 from physarum.weightsync.digest import algorithm_of, digest_of, verify
 from physarum.weightsync.errors import (
     ChunkAlteredError,
@@ -62,7 +62,7 @@ class ChunkQueue:
 class ChunkThread:
     """One of those that fill a version; each has connections of its own."""
 
-    def __init__(self, work: FillWork, readers: Sequence[ChunkReader], pace: Pace) -> None:
+    def __init__(self, work: FillWork, readers: Sequence[Reader], pace: Pace) -> None:
         self.fetched = self.reused = self.altered = 0
         self._work = work
         self._readers = list(readers)

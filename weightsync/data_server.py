@@ -1,5 +1,5 @@
 """Chunks from a thread of their own: a plain event loop that knows sendfile, so that no byte of a version passes through Python
-and no transfer delays the actor that serves it.
+and no transfer delays the actor that serves it; and tickets, by which others read them out of this host's memory.
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 
 from physarum.weightsync.authentication import authentication
+from physarum.weightsync.carriers.carrier import Carrier
+from physarum.weightsync.carriers.issuing import Issuing, Versions
 from physarum.weightsync.chunk_route import ChunkRoute, Chunks
 from physarum.weightsync.metrics import Counters
 
@@ -21,17 +23,24 @@ _START_S: Final = 30.0
 _END_S: Final = 10.0
 
 
-class DataServer:
-    """Serves `chunks` at `host`; `port` is the system's choice. Counts into `counters` of its own."""
+class Held(Chunks, Versions, Protocol):
+    """A catalogue, or what a receiver holds."""
 
-    def __init__(self, chunks: Chunks, token: str | None, host: str) -> None:
+
+class DataServer:
+    """Serves `chunks` at `host`; `port` is the system's choice. Counts into `counters` of its own. With a `carrier` it issues
+    tickets."""
+
+    def __init__(self, chunks: Held, token: str | None, host: str, carrier: Carrier | None = None) -> None:
         self.counters = Counters()
         self.port = 0
         self._host = host
         self._app = web.Application(middlewares=[authentication(token, self.counters)])
         route = ChunkRoute(chunks, self.counters)
-        self._app.add_routes([web.get("/v1/chunks/{digest}", route.get)])
+        issuing = Issuing(chunks, carrier)
+        self._app.add_routes([web.get("/v1/chunks/{digest}", route.get), web.get("/v1/tickets/{label}", issuing.get)])
         self._app.on_response_prepare.append(route.count_sent)
+        self._app.on_cleanup.append(issuing.close)
         self._loop = asyncio.new_event_loop()  # asyncio's own, whatever the actor's is
         self._thread = threading.Thread(target=self._main, name="chunks", daemon=True)
 

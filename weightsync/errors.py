@@ -33,6 +33,14 @@ class ManifestError(WeightSyncError, ValueError):
     """A manifest that contradicts itself, or that does not fit the model it is meant for."""
 
 
+class CarrierError(WeightSyncError):
+    """A carrier (weightsync/carriers) cannot be had, register memory or read: chunks travel by HTTP then."""
+
+
+class TransportUnfitError(WeightSyncError):
+    """The transport that is configured cannot be used here: what it lacks, and the remedy."""
+
+
 class StaleVersionError(WeightSyncError):
     """A version at or below one that was already accepted: a trainer that lost its lease, or a late message."""
 

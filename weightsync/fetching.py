@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from physarum.weightsync.area import Filling, SharedArea
-from physarum.weightsync.chunk_reader import ChunkReader
+from physarum.weightsync.carriers.carrier import Carrier, Place
+from physarum.weightsync.carriers.reading import CarriedReader
+from physarum.weightsync.carriers.ticket import chunk_offsets
+from physarum.weightsync.chunk_reader import ChunkReader, Reader
 from physarum.weightsync.chunk_threads import ChunkQueue, ChunkThread, FillWork
 from physarum.weightsync.dtypes import by_name
 from physarum.weightsync.errors import (
+    CarrierError,
     ChunkAlteredError,
     ChunkMissingError,
     ManifestError,
@@ -48,6 +52,7 @@ class Fetch:
         concurrency: int,
         holdings: Holdings | None = None,
         pace: Pace | None = None,
+        carrier: Carrier | None = None,
     ) -> None:
         self._holdings = holdings if holdings is not None else Holdings()
         self.fetched = 0
@@ -58,6 +63,7 @@ class Fetch:
         self._base = base
         self._concurrency = concurrency
         self._pace = pace if pace is not None else Pace()
+        self._carrier = carrier
         self._layout = lay_out({one.name: Form(one.dtype, one.shape) for one in manifest.tensors}, manifest.label)
         self._places = _places(manifest, self._layout)
 
@@ -90,17 +96,12 @@ class Fetch:
         """Threads share one iterator, so as many chunks are under way as there are threads. The first failure ends all."""
         memory = await in_thread(self._memory, filling)
         self._holdings.begin(self._manifest, filling.descriptor)
-        token = sources[0].token if sources else None
-        urls = await asyncio.gather(*(source.data_url() for source in sources))
-        holders = [(url, token, _PEER_TIMEOUT_S) for url in peers]
-        holders += [(url, source.token, source.timeout_s) for url, source in zip(urls, sources, strict=True)]
+        holders = await _holders(sources, peers)
+        carried, place = await self._carried(holders, memory)
         base, known = await in_thread(self._open_base)
         before = _before(self._manifest, self._base) if base is not None and self._base is not None else {}
         work = FillWork(filling, memory, self._places, base, known, before, self._holdings.add)
-        threads = [
-            ChunkThread(work, [ChunkReader(*holder) for holder in holders], self._pace)
-            for _ in range(self._concurrency)
-        ]
+        threads = [ChunkThread(work, _readers(holders, carried), self._pace) for _ in range(self._concurrency)]
         queue = ChunkQueue(self._manifest.sizes())
         # Threads of their own: they wait for others, and must not keep this process's from its work.
         pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="fetch")
@@ -117,6 +118,32 @@ class Fetch:
                 self.altered += thread.altered
             if base is not None:
                 base.close()
+            if self._carrier is not None and place is not None:
+                await in_thread(self._carrier.unregister, place)
+
+    async def _carried(
+        self, holders: Sequence[CheckpointClient], memory: memoryview
+    ) -> tuple[dict[str, CarriedReader], Place | None]:
+        """What reads out of the memory of those holders that issue tickets, by their address; and the memory that is filled, as
+        it is registered for that."""
+        carrier = self._carrier
+        if carrier is None:
+            return {}, None
+        tickets = await asyncio.gather(*(holder.ticket(self._manifest.label) for holder in holders))
+        usable = {
+            holder.url: CarriedReader(
+                holder.url, carrier, one, chunk_offsets(self._manifest, one.offsets), holder.timeout_s
+            )
+            for holder, one in zip(holders, tickets, strict=True)
+            if one is not None and one.carrier == carrier.name
+        }
+        if not usable:
+            return {}, None
+        try:
+            return usable, await in_thread(carrier.register, memory)
+        except CarrierError as error:
+            _log.warning("%s is fetched by HTTP: %s", self._manifest.label, error)
+            return {}, None
 
     def _memory(self, filling: Filling) -> memoryview:
         """All of the file, to be written in place."""
@@ -136,6 +163,28 @@ class Fetch:
             if file is not None:
                 file.close()
             return None, {}
+
+
+async def _holders(sources: Sequence[CheckpointClient], peers: Sequence[str]) -> list[CheckpointClient]:
+    """Where chunks are served, in the order in which each is asked for: other receivers, then the sources."""
+    if not sources:
+        return []
+    token, session = sources[0].token, sources[0].session
+    urls = await asyncio.gather(*(source.data_url() for source in sources))
+    found = [CheckpointClient(url, token, session, _PEER_TIMEOUT_S) for url in peers]
+    return found + [
+        CheckpointClient(url, one.token, session, one.timeout_s) for url, one in zip(urls, sources, strict=True)
+    ]
+
+
+def _readers(holders: Sequence[CheckpointClient], carried: Mapping[str, Reader]) -> list[Reader]:
+    """Of one thread: for each holder what reads its memory, if it can, and HTTP."""
+    readers: list[Reader] = []
+    for one in holders:
+        if one.url in carried:
+            readers.append(carried[one.url])
+        readers.append(ChunkReader(one.url, one.token, one.timeout_s))
+    return readers
 
 
 def _places(manifest: Manifest, layout: Layout) -> dict[str, list[int]]:

@@ -23,6 +23,7 @@ class _Holding:
 
     def __init__(self, manifest: Manifest, file: HeldFile) -> None:
         self.label = manifest.label
+        self.manifest = manifest
         self.file = file
         self.places = file.places(manifest)
         self.there: set[str] = set()
@@ -72,6 +73,12 @@ class Holdings:
         if newest is None or digest not in newest.there:
             return None
         return newest.file, *newest.places[digest]
+
+    def version(self, label: str) -> tuple[HeldFile, Manifest] | None:
+        """The version once it is complete."""
+        newest = self._newest
+        complete = newest is not None and newest.label == label and newest.there.issuperset(newest.places)
+        return (newest.file, newest.manifest) if newest is not None and complete else None
 
     def close(self) -> None:
         """Offers nothing."""

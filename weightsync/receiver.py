@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Final, Literal
 
 import aiohttp
@@ -21,6 +21,7 @@ import msgspec
 
 from physarum.bus.version import Version
 from physarum.weightsync.alone import alone
+from physarum.weightsync.carriers.carrier import Carrier
 from physarum.weightsync.errors import (
     ChunkAlteredError,
     EngineQuarantineError,
@@ -74,7 +75,7 @@ class Receiver:
     checkpoint service keeps them. `turn`: a verified version (label) waits in it before the engine is paused; what it raises
     `apply` raises. `transport` brings it into the engine; without one the engine reads a folder. `holdings` are told what is
     brought to this host, for other receivers. `differences`: whether chunks are taken as what differs from the version before
-    (pace.py).
+    (pace.py). `carrier`: how chunks travel beside HTTP, the caller's to close.
     """
 
     def __init__(
@@ -94,11 +95,15 @@ class Receiver:
         transport: Transport | None = None,
         holdings: Holdings | None = None,
         differences: Differences = "auto",
+        carrier: Carrier | None = None,
         turn: Callable[[str], AbstractAsyncContextManager[None]] = lambda label: nullcontext(),
         on_state: Callable[[str, State], None] = lambda label, state: None,
     ) -> None:
         self.live = live
         self.quarantined: str | None = None
+        self.touching = False
+        """Whether the engine is being updated just now: what it says that it serves may change at any moment."""
+        self._waiting: asyncio.Timeout | None = None
         self._altered = 0
         self._target = target
         self._staging = staging
@@ -113,6 +118,7 @@ class Receiver:
         self._transport: Transport = transport or DiskTransport(target, staging)
         self._holdings = holdings
         self._pace = Pace(differences)
+        self._carrier = carrier
         self._turn = turn
         self._on_state = on_state
         self._manifest: Manifest | None = None
@@ -133,8 +139,8 @@ class Receiver:
         """
         async with self._one_at_a_time:
             self._admit(manifest)
-            started = time.perf_counter()
-            changed = changed_tensors(manifest, None if self._whole else self._manifest)
+            started, before = time.perf_counter(), self._manifest
+            changed = changed_tensors(manifest, None if self._whole else before)
             try:
                 file, fetched = await self._at_hand(manifest, source_urls, token, peers)
                 self._on_state(manifest.label, "staged")
@@ -142,10 +148,13 @@ class Receiver:
                     await self._prepare(file, manifest, changed)
                     fetch_s = time.perf_counter() - started
                     self._on_state(manifest.label, "verified")
-                    async with self._turn(manifest.label):
+                    async with AsyncExitStack() as stack:
+                        await self._wait(stack, manifest.label, before)
+                        self.touching = True
                         pause_s = await self._swap(manifest.label)
             finally:
                 await self._transport.clear()
+                self.touching = False
             swapped_at = time.time()
             self.live, self._manifest = manifest.version, manifest
             if file is not None:
@@ -169,7 +178,7 @@ class Receiver:
 
     @property
     def updating(self) -> bool:
-        """Whether a version is on its way into the engine."""
+        """Whether a version is on its way to the engine, or waits for its turn."""
         return self._one_at_a_time.locked()
 
     async def settled(self) -> None:
@@ -185,10 +194,14 @@ class Receiver:
                 await in_thread(self._holdings.close)
 
     def engine_restarted(self, live: Version | None) -> None:
-        """The engine was started anew with `live`, so all of the next version is applied."""
+        """The engine was started anew with `live`, so all of the next version is applied; an update that waits for its turn
+        is given up."""
         self.live = live
         self._manifest = None
         self.quarantined = None
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.reschedule(asyncio.get_running_loop().time())
 
     def _admit(self, manifest: Manifest) -> None:
         if self.quarantined is not None:
@@ -202,6 +215,22 @@ class Receiver:
             )
         if self._expected is not None:
             check_fits(manifest, self._expected)
+
+    async def _wait(self, stack: AsyncExitStack, label: str, before: Manifest | None) -> None:
+        """Until it is this engine's turn. Raises UpdateRefusedError, as soon as it is known, where the engine was started anew
+        since `before` was put there: what was prepared is only a part."""
+        waiting = asyncio.timeout(None)
+        try:
+            if self._manifest is before:
+                async with waiting as self._waiting:
+                    await stack.enter_async_context(self._turn(label))
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+        finally:
+            self._waiting = None
+        if self._manifest is not before or waiting.expired():
+            raise UpdateRefusedError(f"the engine was started anew before it got {label}: it gets all of it next")
 
     async def _at_hand(
         self, manifest: Manifest, urls: Sequence[str], token: str | None, peers: Sequence[str]
@@ -223,7 +252,7 @@ class Receiver:
             file = await in_thread(self._here, manifest.label)
             if file is not None:  # a receiver beside this one has fetched it meanwhile
                 return file, 0
-            fetch = Fetch(area, manifest, self._base, self._concurrency, self._holdings, self._pace)
+            fetch = Fetch(area, manifest, self._base, self._concurrency, self._holdings, self._pace, self._carrier)
             sources = [CheckpointClient(url, token, self._session, self._chunk_timeout_s) for url in urls]
             try:
                 file = await fetch.run(sources, peers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
@@ -9,9 +10,12 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 import msgspec
 
+from physarum.weightsync.carriers.ticket import Ticket
 from physarum.weightsync.digest import Bytes
 from physarum.weightsync.errors import ChunksAbsentError, ServiceRefusedError, ServiceUnreachableError
 from physarum.weightsync.manifest import Manifest, decode_manifest, encode_manifest
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 
@@ -53,6 +57,14 @@ class CheckpointClient:
             return self.url  # whoever reads there is told what is wrong, for each chunk
         parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, f"{parts.hostname}:{answer.port}", "", "", ""))
+
+    async def ticket(self, label: str) -> Ticket | None:
+        """By which the version can be read out of the holder's memory; None: it issues none."""
+        try:
+            return msgspec.json.decode(await self._call("GET", f"/v1/tickets/{label}"), type=Ticket)
+        except (ServiceRefusedError, ServiceUnreachableError, msgspec.DecodeError) as error:
+            _log.debug("no ticket for %s: %s", label, error)
+            return None
 
     async def put_manifest(self, manifest: Manifest) -> None:
         """Raises ChunksAbsentError when chunks must be sent (again), else ServiceRefusedError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -23,6 +23,9 @@ class WeightTarget(Protocol):
 
     async def update_from_tensors(self, payloads: Sequence[str], label: str, mode: PauseMode) -> None:
         """Loads the tensors behind one serialised bucket for each tensor-parallel rank, as `update_from_disk`."""
+
+    async def update_from_handles(self, handles: Mapping[str, str], label: str, mode: PauseMode) -> None:
+        """Loads the tensors that are offered at ZeroMQ addresses, by the name of each of its devices, as `update_from_disk`."""
 
     async def live_label(self) -> str:
         """The label of the weights that the next token will be made with."""

@@ -43,8 +43,8 @@ class Turns:
         if not self._at_once:
             yield
             return
-        await self._acquire()
         try:
+            await self._acquire()
             yield
         finally:
             await self._release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, Optional
@@ -16,7 +17,7 @@ from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group,
 from physarum.actors.context import RunFolder
 from physarum.actors.mirror.errors import MirrorError, MirrorUnfitError
 from physarum.actors.tools import hf_export, mirrored, saved
-from physarum.actors.tools.access import opened
+from physarum.actors.tools.access import OpenRun, opened
 from physarum.actors.tools.saved import Saved
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False)]
@@ -72,10 +73,9 @@ def mirror(
     verbose: Verbose = False,
 ) -> None:
     """Copy a checkpoint to the mirror now; the trainer does it by itself, and tries again only with the next one."""
+    words = "was copied to the mirror ({} bytes)", "is in the mirror: nothing to copy"
     with exits.reported(verbose):
-        found, sent = uvloop.run(_mirrored(target.find(name, root), checkpoint))
-        did = f"was copied to the mirror ({sent} bytes)" if sent else "is in the mirror: nothing to copy"
-        say({"checkpoint": found, "sent_bytes": sent}, f"checkpoint {found.name} {did}", as_json)
+        _say_moved(mirrored.copy, target.find(name, root), checkpoint, "sent_bytes", words, as_json)
 
 
 @app.command("restore", epilog=exits.HELP)
@@ -87,10 +87,9 @@ def restore(
     verbose: Verbose = False,
 ) -> None:
     """Bring a checkpoint back from the mirror to disk, every byte compared; one that is there whole stays as it is."""
+    words = "was brought back ({} bytes)", "is on disk and whole: nothing to bring back"
     with exits.reported(verbose):
-        found, brought = uvloop.run(_restored(target.find(name, root), checkpoint))
-        did = f"was brought back ({brought} bytes)" if brought else "is on disk and whole: nothing to bring back"
-        say({"checkpoint": found, "brought_bytes": brought}, f"checkpoint {found.name} {did}", as_json)
+        _say_moved(mirrored.restore, target.find(name, root), checkpoint, "brought_bytes", words, as_json)
 
 
 @app.command("export-hf", epilog=exits.HELP)
@@ -165,14 +164,22 @@ async def _listed(folder: RunFolder) -> tuple[list[Saved], str]:
             return found, str(error)
 
 
-async def _mirrored(folder: RunFolder, name: str | None) -> tuple[Saved, int]:
-    async with opened(folder, "checkpoints") as run:
-        return await mirrored.copy(run, name)
+def _say_moved(
+    move: Callable[[OpenRun, str | None], Awaitable[tuple[Saved, int]]],
+    folder: RunFolder,
+    name: str | None,
+    key: str,
+    words: tuple[str, str],
+    as_json: bool,
+) -> None:
+    """Moves one checkpoint and says so: `words` where bytes moved, and where none had to; `key` names their number."""
 
+    async def moved() -> tuple[Saved, int]:
+        async with opened(folder, "checkpoints") as run:
+            return await move(run, name)
 
-async def _restored(folder: RunFolder, name: str | None) -> tuple[Saved, int]:
-    async with opened(folder, "checkpoints") as run:
-        return await mirrored.restore(run, name)
+    found, count = uvloop.run(moved())
+    say({"checkpoint": found, key: count}, f"checkpoint {found.name} {words[not count].format(count)}", as_json)
 
 
 async def _save(folder: RunFolder) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 from aiohttp import web
 
+from physarum.actors.carrying import carrier_of
 from physarum.actors.checkpoint.blob_service import BlobService
 from physarum.actors.checkpoint.pins import pinned
 from physarum.actors.checkpoint.sweeping import Sweeping
@@ -49,12 +50,15 @@ class CheckpointActor(Actor):
                 catalogue.close()
 
     async def _serve(self, store: ChunkStore, catalogue: Catalogue, token: str | None) -> None:
-        data = DataServer(catalogue, token, _EVERYWHERE if token else _LOOPBACK)
+        carrier = await carrier_of(self.context)
+        data = DataServer(catalogue, token, _EVERYWHERE if token else _LOOPBACK, carrier)
         await data.start()
         try:
             await self._serve_versions(store, catalogue, token, data)
         finally:
             await data.close()
+            if carrier is not None:
+                await asyncio.to_thread(carrier.close)
 
     async def _serve_versions(
         self, store: ChunkStore, catalogue: Catalogue, token: str | None, data: DataServer

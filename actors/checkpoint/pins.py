@@ -24,9 +24,11 @@ async def pinned(context: Context) -> frozenset[str] | None:
         entry = await register.get(states.PINS, model)
         evaluated = (await heads.get(states.EVAL_HEAD, model)).value
         due = (await register.get(states.EVAL_DUE, model)).value
-        passed = {trial.passed for trial in await trials.entries(states.CANARY, model) if trial.passed is not None}
+        head = (await heads.get(states.HEAD, model)).value
+        tried = [one.holding(head.withdrawn if head else ()) for one in await trials.entries(states.CANARY, model)]
     except BusError as error:
         _log.warning("no version is let go, since nobody says which are pinned: %s", error)
         return None
     held = {*(due.labels if due else ()), *([evaluated.label] if evaluated else ())}
+    passed = {trial.passed for trial in tried if trial.passed is not None}
     return frozenset(entry.value.labels if entry.value else ()) | passed | held

@@ -76,7 +76,12 @@ class EngineActor(Actor):
         started = time.perf_counter()
         process = await self._server()
         stack.push_async_callback(process.stop)
-        healthy = asyncio.create_task(process.wait_healthy(session, self._settings.start_timeout_s))
+        settings = self._settings
+        healthy = asyncio.create_task(
+            process.wait_healthy(
+                session, settings.start_timeout_s, empty=settings.starts_empty and settings.model is None
+            )
+        )
         draining = asyncio.create_task(self.context.draining.wait())
         stack.callback(draining.cancel)
         await asyncio.wait({healthy, draining}, return_when=asyncio.FIRST_COMPLETED)

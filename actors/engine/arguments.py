@@ -15,24 +15,7 @@ from typing import Any, Final
 from physarum.actors.engine.environment import Device
 from physarum.actors.engine.errors import EngineArgumentError
 from physarum.actors.engine.schema import Argument, ServerSchema
-
-_NO_HTTP: Final = "physarum addresses the engine over SGLang's HTTP interface"
-_RESERVED: Final[Mapping[str, str]] = {
-    "model-path": "set model: (or engines.<group>.model) instead",
-    "model": "set model: (or engines.<group>.model) instead",
-    "host": "an engine that physarum starts listens on loopback; for one elsewhere set engines.<group>.url",
-    "port": "a free port is reserved at start; for an engine elsewhere set engines.<group>.url",
-    "weight-version": "it carries the version label, by which tokens are accounted",
-    "served-model-name": "it is replaced at every weight update and means nothing here",
-    "config": "write the arguments themselves under engines.<group>.sglang",
-    "api-key": "secrets never stand on a command line, where every user of the host reads them",
-    "admin-api-key": "secrets never stand on a command line, where every user of the host reads them",
-    "ssl-keyfile-password": "secrets never stand on a command line, where every user of the host reads them",
-    "grpc-mode": _NO_HTTP,
-    "smg-grpc-mode": _NO_HTTP,
-    "encoder-only": _NO_HTTP,
-    "use-ray": "physarum starts and watches the server process itself",
-}
+from physarum.configs.sglang_arguments import RESERVED, canonical
 
 # Measured: without dtype a float32 checkpoint is served as float16; without max-total-tokens the KV pool takes 13.7 GB.
 # The first health probe generates a token, so the server's own warm-up adds nothing.
@@ -82,7 +65,7 @@ def checked_arguments(user: Mapping[str, Any], schema: ServerSchema) -> dict[str
     checked: dict[str, Any] = {}
     problems: list[str] = []
     for written, value in user.items():
-        name = written.removeprefix("--").replace("_", "-")
+        name = canonical(written)
         problem = _problem(name, value, known, schema.version)
         if name in checked:
             problem = f"{written}: given twice (- and _ are the same here); keep one"
@@ -95,8 +78,8 @@ def checked_arguments(user: Mapping[str, Any], schema: ServerSchema) -> dict[str
 
 
 def _problem(name: str, value: Any, known: Mapping[str, Argument], version: str) -> str | None:
-    if name in _RESERVED:
-        return f"sglang argument {name} cannot be set here: {_RESERVED[name]}"
+    if name in RESERVED:
+        return f"sglang argument {name} cannot be set here: {RESERVED[name]}"
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else "; see `python -m sglang.launch_server --help`"

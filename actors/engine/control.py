@@ -57,6 +57,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether weights that come as tensors need a session round them."""
     ranks: int
     """Tensor-parallel ranks, each of which gets its own payload."""
+    own_draft: bool = False
+    """It drafts with another model than its own."""
     longest_tokens: int | None = None
     """What one request can hold at most, prompt and answer, where the server says so."""
 
@@ -140,6 +142,8 @@ class EngineControl:
                 radix_cache=not info.get("disable_radix_cache", False),
                 update_sessions="/begin_weight_update" in _paths(described),
                 ranks=int(info.get("tp_size", 1)),
+                own_draft=info.get("speculative_draft_model_path")
+                not in (None, info.get("model_path"), info.get("tokenizer_path")),  # the first changes with an update
                 longest_tokens=info.get("context_length") or info.get("max_req_input_len"),
             )
         return self._capabilities
@@ -207,10 +211,11 @@ class EngineControl:
     async def update_from_tensors(self, payloads: Sequence[str], label: str, mode: PauseMode) -> None:
         """Loads the flattened bucket behind one payload for each tensor-parallel rank, and labels it. Call `pause` first.
 
-        A release that knows sessions gets one round it. A payload that does not fit would end the server: what it holds was
-        compared with the model's tensors before.
+        A release that knows sessions gets one round it; a draft model of its own is left as it is. A payload that does not fit
+        would end the server: what it holds was compared with the model's tensors before.
         """
         can = await self.capabilities()
+        models = {"selector": "target" if can.own_draft else "all"} if can.update_sessions else {}
         body = {
             "serialized_named_tensors": list(payloads),
             "load_format": "flattened_bucket",
@@ -218,12 +223,25 @@ class EngineControl:
             "abort_all_requests": False,
             "flush_cache": mode == "retract" and can.flush_while_queued,
             "torch_empty_cache": False,
+            **models,
         }
         if can.update_sessions:
-            await self._succeed("/begin_weight_update", {"selector": "all"})
+            await self._succeed("/begin_weight_update", models)
         await self._succeed("/update_weights_from_tensor", body)
         if can.update_sessions:
             await self._succeed("/end_weight_update", {})
+
+    async def update_from_handles(self, handles: Mapping[str, str], label: str, mode: PauseMode) -> None:
+        """Has the server's checkpoint-engine receiver fetch the weights at these ZeroMQ addresses (by the name of each of its
+        devices), and labels them. Call `pause` first."""
+        can = await self.capabilities()
+        body = {
+            "zmq_handles": dict(handles),
+            "weight_version": label,
+            "flush_cache": mode == "retract" and can.flush_while_queued,
+            "torch_empty_cache": False,
+        }
+        await self._succeed("/update_weights_from_ipc", body)
 
     async def _succeed(self, path: str, body: dict[str, Any]) -> None:
         answer = _mapping(await self._call("POST", path, body, self._update_timeout_s), path)

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import detect_device, engine_environment
 from physarum.configs.engine import EngineConfig
+from physarum.configs.sglang_arguments import DRAFT_MODEL
 from physarum.weightsync.device.owner import DeviceAgent
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.staging import Staging
-from physarum.weightsync.transports.disk import DiskTransport
-from physarum.weightsync.transports.ipc import IpcTransport
-from physarum.weightsync.transports.nccl import NcclTransport
+from physarum.weightsync.transports.registry import Parts, Surroundings, fitting
 from physarum.weightsync.transports.transport import Transport
+
+
+def surroundings(settings: EngineConfig) -> Surroundings:
+    """What is known of an engine before anything of it is started."""
+    return Surroundings(
+        device=detect_device(),
+        started_here=settings.url is None,
+        waits_for_weights=settings.waits_for_weights,
+        own_draft=settings.sglang.get(DRAFT_MODEL) is not None,
+    )
 
 
 async def transport_for(
     settings: EngineConfig, control: EngineControl, staging: Staging, python: Path, log_file: Path, name: str
 ) -> Transport:
-    """`python` is the engine's own interpreter, which the agent needs for `ipc`; `name` the engine's in broadcasts.
+    """`python` is the engine's own interpreter, which the agent needs; `name` the engine's in broadcasts.
 
-    The agent is there when it returns: versions do not wait for its imports. Raises DeviceError.
+    The agent is there when it returns: versions do not wait for its imports. Raises DeviceError, TransportUnfitError.
     """
-    device = detect_device()
-    chosen = settings.transport
-    if chosen == "auto":
-        chosen = "ipc" if device == "cuda" and settings.url is None else "disk"
-    if chosen == "disk":
-        return DiskTransport(control, staging)
-    agent = DeviceAgent(python, engine_environment(device, settings.env), log_file, settings.update_timeout_s)
-    await in_thread(agent.call, "hello", settings.start_timeout_s)
-    ranks = (await control.capabilities()).ranks
-    if chosen == "nccl":
-        return NcclTransport(control, agent, ranks, settings.update_timeout_s, name)
-    return IpcTransport(control, agent, ranks, settings.update_timeout_s)
+    can = await control.capabilities()
+    found = replace(surroundings(settings), own_draft=can.own_draft, chooses_models=can.update_sessions)
+    kind = fitting(settings.transport, found)
+    agent = DeviceAgent(python, engine_environment(found.device, settings.env), log_file, settings.update_timeout_s)
+    if kind.by_agent:
+        answer = await in_thread(agent.call, "hello", settings.start_timeout_s)
+        kind = fitting(kind.name, replace(found, packages=answer["packages"]))
+    return kind.make(
+        Parts(
+            target=control,
+            staging=staging,
+            agent=agent,
+            ranks=can.ranks,
+            timeout_s=settings.update_timeout_s,
+            me=name,
+        )
+    )

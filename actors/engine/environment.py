@@ -60,3 +60,12 @@ def engine_python(settings: EngineConfig) -> Path:
         return settings.python
     beside = Path(sys.prefix).parent / ".venv-engine" / "bin" / "python"
     return beside if beside.exists() else Path(sys.executable)
+
+
+def installed_in(python: Path, package: str) -> str | None:
+    """The version of a package in a Python's own environment, without starting it; "" where it is not installed, None where
+    that environment cannot be looked into."""
+    folders = list(python.parent.parent.glob("lib/python*/site-packages"))
+    pattern = f"{package.replace('-', '_')}-*.dist-info"
+    found = [info.name.removesuffix(".dist-info") for folder in folders for info in folder.glob(pattern)]
+    return None if not folders else (found or [""])[0].partition("-")[2]

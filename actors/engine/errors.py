@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from physarum.actors.errors import UnrecoverableError
+
 
 class EngineError(Exception):
     """Base of everything the engine role raises on purpose."""
@@ -42,6 +44,10 @@ class EngineRefusedError(EngineError):
 
 class EngineAnswerError(EngineError):
     """The server answered with something that its interface does not promise."""
+
+
+class NothingPassedError(UnrecoverableError):
+    """A group's canary refused a version before any other had passed: there is nothing that its engines may serve."""
 
 
 class EngineCapabilityError(EngineError):

@@ -19,11 +19,11 @@ class ExternalEngine:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
-    async def wait_healthy(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
-        """Returns when the server has generated a token. Raises EngineStartTimeoutError."""
+    async def wait_healthy(self, session: aiohttp.ClientSession, timeout_s: float, empty: bool = False) -> None:
+        """Returns when the server has generated a token; `empty`: when it answers. Raises EngineStartTimeoutError."""
         try:
             async with asyncio.timeout(timeout_s):
-                await until_healthy(EngineControl(self.url, session))
+                await until_healthy(EngineControl(self.url, session), empty)
         except TimeoutError as error:
             raise EngineStartTimeoutError(
                 f"no engine answered at {self.url} within {timeout_s:g} s; start it, correct engines.<group>.url, or raise"

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
 from physarum.actors import states
 from physarum.actors.called import HookFailedError, called
+from physarum.actors.carrying import carrier_of
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.listening import listen
+from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
 from physarum.actors.engine.trials import Trials
@@ -45,6 +47,7 @@ from physarum.weightsync.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
     StaleVersionError,
+    TransportUnfitError,
     UpdateRefusedError,
     VersionRefusedError,
 )
@@ -92,27 +95,29 @@ class Following:
         self._session = session
         self._control = control
         self._standing = Standing(actor.context)
-        self._relay = Relay(actor.context)
         self._trials = Trials(actor, settings, group, control)
+        self._answers = False
         self._receiver: Receiver | None = None
         self._listening: asyncio.Task[None] | None = None
         self._look_again: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         """For ever."""
+        self._relay = Relay(self._actor.context, await carrier_of(self._actor.context))
         self._receiver = receiver = await self._made()
         self._actor.become("waiting for weights")
-        standing = asyncio.create_task(self._standing.run(), name="report versions")
+        beside = [asyncio.create_task(self._standing.run(), name="the report of versions")]
+        beside += [self._listening] if self._listening else []
         try:
             async with Roster(self._actor.bus, "checkpoint").open() as services, self._relay.running():
                 self._actor.facts = {**self._actor.facts, **self._relay.facts}
-                await self._follow(receiver, services)
+                await _with(beside, self._follow(receiver, services))
         finally:
-            beside = [standing, *([self._listening] if self._listening else [])]
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
             await receiver.close()
+            await self._relay.close()
 
     async def settled(self, limit_s: float) -> None:
         """Returns when no update is under way, at the latest after `limit_s`."""
@@ -128,10 +133,12 @@ class Following:
         serves, receiver = self._actor.facts.get("version"), self._receiver
         if serves is None or receiver is None or receiver.quarantined is not None:
             return
-        if receiver.updating or self._trials.judging:
+        if receiver.touching or self._trials.judging:
             return
         found = await self._control.live_label()
-        if receiver.updating or (found == serves and self._actor.state == "ready"):
+        if receiver.touching or self._trials.judging or self._actor.facts.get("version") != serves:
+            return  # it was asked before an update, or in the middle of one
+        if found == serves and self._actor.state == "ready":
             return
         if found != serves:
             _log.warning(
@@ -169,10 +176,12 @@ class Following:
         agent_log = context.folder.logs / f"{name}.weights.log"
         try:
             transport = await transport_for(settings, self._control, staging, engine_python(settings), agent_log, name)
+        except TransportUnfitError as error:
+            raise UnrecoverableError(f"engines.{self._group}: {error}") from error
         except DeviceError as error:
             raise ActorError(f"engines.{self._group}.transport {settings.transport}: {error}") from error
         if isinstance(transport, NcclTransport):
-            self._listening = asyncio.create_task(listen(self._actor, transport), name="listen for broadcasts")
+            self._listening = asyncio.create_task(listen(self._actor, transport), name="the ear for broadcasts")
         quantisation = await asyncio.to_thread(served_quantisation, context.folder, context.config)
         return Receiver(
             self._control,
@@ -184,27 +193,30 @@ class Following:
             mode=settings.pause,
             transport=transport,
             holdings=self._relay.holdings,
+            carrier=self._relay.carrier,
             differences=context.config.checkpoint.differences,
             turn=self._trials.turn,
             on_state=self._standing.set,
         )
 
     async def _bring_to(self, head: states.Head, receiver: Receiver, services: Roster) -> bool:
-        """Whether the engine now serves `head` (or something newer), or what passed before, where that was refused."""
+        """Whether the engine now serves `head` (or something newer), or what passed before, where that was refused. Raises
+        NothingPassedError."""
+        live = receiver.live
         try:
-            wanted = await self._trials.wanted(head.label)
+            wanted = await self._trials.wanted(head, serves_nothing=live is None)
         except BusError as error:
             _log.warning("nobody says whether %s was refused: %s", head.label, error)
             return False
-        if wanted is None:
-            _log.error("%s was refused and no version has passed: the engine takes no traffic", head.label)
-            return True
-        live, version = receiver.live, Version.parse(wanted)
+        version = Version.parse(wanted)
         if live is not None and (live == version or (live > version and wanted == head.label)):
             return True
         if live is not None and live > version:
             self._forget(receiver)  # of the refused version
-        return await self._bring(wanted, receiver, services)
+        reached = await self._bring(wanted, receiver, services)
+        if reached and wanted != head.label:
+            self._look_again()  # the head may be on trial only
+        return reached
 
     async def _bring(self, label: str, receiver: Receiver, services: Roster) -> bool:
         """Whether the engine now serves the version (or something newer)."""
@@ -261,8 +273,21 @@ class Following:
         self._forget(receiver)
         return True
 
+    async def _answering(self) -> None:
+        """An engine that waited for its first weights begins to serve a moment after it got them."""
+        if not self._settings.starts_empty or self._answers:
+            return
+        limit_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await until_healthy(self._control)
+        except TimeoutError as error:
+            raise ActorError(f"the engine got its first weights and made no token within {limit_s:g} s") from error
+        self._answers = True
+
     async def _announce_swap(self, swap: SwapRecord) -> None:
         actor = self._actor
+        await self._answering()
         actor.facts = {**actor.facts, "version": str(swap.version)}
         actor.numbers |= {"pause_ms": round(1e3 * swap.pause_s, 1), "updates": actor.numbers.get("updates", 0) + 1}
         actor.progressed()
@@ -279,6 +304,24 @@ class Following:
                 "swapped_at": swap.swapped_at,
             },
         )
+
+
+async def _with(beside: Sequence[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    """Ends with `work`, or with the first of `beside` that does: an engine that hears or tells nothing more must not go on as
+    if it did. Raises what `work` raises, ActorError for the others."""
+    working = asyncio.create_task(work, name="follow the head")
+    try:
+        done, _ = await asyncio.wait({working, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        if working in done:
+            return working.result()
+        (ended, *_) = done
+        error = ended.exception()
+        raise ActorError(
+            f"{ended.get_name()} ended ({error!r}), expected it for ever; the actor is started anew"
+        ) from error
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 async def _either(changed: asyncio.Event, services: Roster, timeout_s: float) -> None:

@@ -90,13 +90,13 @@ class EngineProcess:
     def returncode(self) -> int | None:
         return self._guardian.returncode
 
-    async def wait_healthy(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
-        """Returns when the server has generated a token.
+    async def wait_healthy(self, session: aiohttp.ClientSession, timeout_s: float, empty: bool = False) -> None:
+        """Returns when the server has generated a token; `empty`: when it answers.
 
         Raises EngineDiedError at once when the process ends, EngineStartTimeoutError after `timeout_s`.
         """
         died = asyncio.create_task(self.wait_exit())
-        healthy = asyncio.create_task(until_healthy(EngineControl(self.url, session)))
+        healthy = asyncio.create_task(until_healthy(EngineControl(self.url, session), empty))
         try:
             done, _ = await asyncio.wait({died, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

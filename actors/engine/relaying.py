@@ -6,6 +6,7 @@ host share its memory and need nothing of this. `PHYSARUM_RACK` names the rack o
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from typing import Final
 from physarum.actors.context import Context
 from physarum.bus.presence import Heartbeat, Roster
 from physarum.configs.secrets import read_secret
+from physarum.weightsync.carriers.carrier import Carrier
 from physarum.weightsync.data_server import DataServer
 from physarum.weightsync.holdings import Holdings
 
@@ -29,8 +31,9 @@ _MOST_PEERS: Final = 4
 class Relay:
     """Of one engine actor. `facts` are what it announces while it runs."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, carrier: Carrier | None) -> None:
         self.holdings = Holdings()
+        self.carrier = carrier
         self.facts: dict[str, str] = {}
         self._context = context
         self._token = read_secret(context.config.checkpoint.token_env)
@@ -44,7 +47,7 @@ class Relay:
             yield
             return
         async with AsyncExitStack() as stack:
-            server = DataServer(self.holdings, self._token, _EVERYWHERE)
+            server = DataServer(self.holdings, self._token, _EVERYWHERE, self.carrier)
             await server.start()
             stack.push_async_callback(server.close)
             self._peers = await stack.enter_async_context(Roster(self._context.bus, "engine").open())
@@ -53,6 +56,11 @@ class Relay:
                 RACK_FACT: self._rack,
             }
             yield
+
+    async def close(self) -> None:
+        """After its receiver: what that reads into is registered with the carrier."""
+        if self.carrier is not None:
+            await asyncio.to_thread(self.carrier.close)
 
     def peers(self) -> list[str]:
         """Where to ask for a chunk before the service, in this order."""

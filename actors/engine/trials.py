@@ -9,11 +9,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
-from physarum.actors.engine.errors import EngineError
+from physarum.actors.engine.errors import EngineError, NothingPassedError
 from physarum.actors.engine.gate import Probe, refusal
 from physarum.actors.waiting import unless_draining
 from physarum.bus.errors import BusError
@@ -36,7 +36,7 @@ class Trials:
     def __init__(self, actor: EngineActor, settings: EngineConfig, group: str, control: EngineControl) -> None:
         self.judging = False
         self._state_before = ""
-        self._actor, self._settings, self._control = actor, settings, control
+        self._actor, self._settings, self._group, self._control = actor, settings, group, control
         context, config = actor.context, settings.canary
         self._turns = Turns(
             Register(context.bus, context.publisher, "weights", Turn),
@@ -52,13 +52,27 @@ class Trials:
             key = (states.CANARY, context.config.model.name, group)
             self._canary = Canary(register, key, context.identity.instance, settings.canaries, limit_s)
 
-    async def wanted(self, head: str) -> str | None:
-        """The label that the engine is to serve: the head, or what passed before where that was refused; None: nothing has.
-        Raises BusError."""
-        trial = await self._canary.current() if self._canary is not None else None
-        if trial is None or trial.label != head or trial.verdict != "refused":
-            return head
-        return trial.passed
+    async def wanted(self, head: states.Head, serves_nothing: bool) -> str:
+        """The label that the engine is to serve next: the head; what passed before, where the head was refused or others try it
+        and the engine `serves_nothing` meanwhile. Raises NothingPassedError, BusError."""
+        if self._canary is None:
+            return head.label
+        self._canary.withdrawn = head.withdrawn
+        trial = await self._canary.current()
+        if trial is None or trial.label != head.label:
+            return head.label
+        if trial.verdict == "refused":
+            return trial.passed or self._nothing(trial)
+        on_trial = trial.verdict == "open" and not self._canary.has_place(trial)
+        return trial.passed if trial.passed is not None and serves_nothing and on_trial else head.label
+
+    def _nothing(self, trial: Trial) -> NoReturn:
+        """The start model is no way out: the first version of a run is the start model."""
+        raise NothingPassedError(
+            f"{trial.label} was refused by its canary ({trial.reason}), and no version that still holds has passed before, so"
+            f" the engines of group {self._group} have nothing to serve; correct engines.{self._group}.canary (its gate, or"
+            " what that measures against) or the start model, then go on with `actorctl up`"
+        )
 
     @asynccontextmanager
     async def turn(self, label: str) -> AsyncIterator[None]:

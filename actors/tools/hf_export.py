@@ -7,8 +7,6 @@ shape, which needs the memory and the devices that training has; torch_dist by o
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +15,7 @@ import msgspec
 from physarum.actors.tools import saved
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError, RunUnfitError
-from physarum.bus import room
+from physarum.actors.tools.new_folder import new_folder
 from physarum.configs.root import RootConfig
 from physarum.weightsync.errors import WeightSyncError
 from physarum.weightsync.layout import forms_in
@@ -43,16 +41,9 @@ async def export_hf(run: OpenRun, folder: Path, checkpoint: str | None, quant: s
 
     Raises NotInRunError, RunUnfitError, UnrecoverableError for a checkpoint that is altered.
     """
-    if await asyncio.to_thread(folder.exists):
-        raise RunUnfitError(f"{folder} exists; expected a new folder: choose another name, or remove it")
     quantisation = None if quant is None else preset(quant)
     state = None if checkpoint == START else await saved.chosen(run, checkpoint or await _newest(run))
-    aside = folder.with_name(f".{folder.name}-writing")
-    try:
-        await asyncio.to_thread(_write, run, state, aside, quantisation)
-        await asyncio.to_thread(os.replace, aside, folder)
-    finally:
-        await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
+    await asyncio.to_thread(_write, run, state, folder, quantisation)
     forms = await asyncio.to_thread(forms_in, folder)
     return Exported(
         folder=str(folder),
@@ -71,25 +62,19 @@ async def _newest(run: OpenRun) -> str:
     return there[-1]
 
 
-def _write(run: OpenRun, state: Path | None, aside: Path, quantisation: Quantisation | None) -> None:
+def _write(run: OpenRun, state: Path | None, folder: Path, quantisation: Quantisation | None) -> None:
     """In one thread: a world belongs to the one that started it."""
     from physarum.actors.trainer.errors import TrainerError
 
-    shutil.rmtree(aside, ignore_errors=True)
     start = run.folder.start_model.resolve()
     try:
-        if state is None:
-            _write_start(start, aside, quantisation)
-        else:
-            write_trained(run.config, start, state, aside, quantisation)
+        with new_folder(folder, RunUnfitError) as aside:
+            if state is None:
+                _write_start(start, aside, quantisation)
+            else:
+                write_trained(run.config, start, state, aside, quantisation)
     except (TrainerError, WeightSyncError) as error:
         raise RunUnfitError(f"{state or START} of run {run.name} was not exported: {error}") from error
-    except OSError as error:
-        if room.is_full(error):
-            raise
-        raise RunUnfitError(
-            f"nothing was exported into {aside.parent} ({error}); expected a start model to read and a place to write"
-        ) from error
 
 
 def _write_start(start: Path, aside: Path, quantisation: Quantisation | None) -> None:

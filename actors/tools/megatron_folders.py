@@ -10,7 +10,6 @@ does the work, so a model must fit into its memory; what of a folder was not tak
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,11 @@ from typing import Final
 import msgspec
 
 from physarum.actors.tools.errors import ConversionError
+from physarum.actors.tools.new_folder import new_folder
 from physarum.actors.trainer.errors import TrainerError
 from physarum.actors.trainer.megatron.torch_dist import Reader, is_torch_dist
 from physarum.actors.trainer.world import World
 from physarum.actors.trainer.world_config import WorldConfig
-from physarum.bus import room
 
 _LATEST: Final = "latest_checkpointed_iteration.txt"
 _RELEASE: Final = "release"
@@ -57,7 +56,10 @@ def import_megatron(folder: Path, model: Path, out: Path) -> Converted:
     `model`: a Hugging Face folder of the same model, whose configuration and tokenizer it gets. Raises ConversionError.
     """
     source = iteration(folder)
-    with _world(WorldConfig(hf_folder=str(model), dtype=_dtype(model))) as world, _made(out) as aside:
+    with (
+        _world(WorldConfig(hf_folder=str(model), dtype=_dtype(model))) as world,
+        new_folder(out, ConversionError) as aside,
+    ):
         taken = world.load_weights(source)
         world.save_hf(aside)
     return Converted(source=str(source), out=str(out), left=_left(source, taken))
@@ -65,7 +67,10 @@ def import_megatron(folder: Path, model: Path, out: Path) -> Converted:
 
 def import_hf(folder: Path, out: Path) -> Converted:
     """Writes a Hugging Face folder as `out`/release in torch_dist, as Megatron-LM and slime load it. Raises ConversionError."""
-    with _world(WorldConfig(hf_folder=str(folder), dtype=_dtype(folder))) as world, _made(out) as aside:
+    with (
+        _world(WorldConfig(hf_folder=str(folder), dtype=_dtype(folder))) as world,
+        new_folder(out, ConversionError) as aside,
+    ):
         world.save_weights(aside / _RELEASE)
         (aside / _LATEST).write_text(_RELEASE)
     return Converted(source=str(folder), out=str(out))
@@ -122,25 +127,3 @@ def _world(config: WorldConfig) -> Iterator[World]:
             world.close()
     except TrainerError as error:
         raise ConversionError(str(error)) from error
-
-
-@contextmanager
-def _made(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes it when the block ends well. Raises ConversionError where `out` is there, or cannot
-    be."""
-    if out.exists():
-        raise ConversionError(f"{out} is there already; expected a new folder: choose another name, or remove it")
-    aside = out.with_name(f".{out.name}-writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
-        yield aside
-        aside.rename(out)
-    except OSError as error:
-        if isinstance(error, TrainerError) or room.is_full(error):
-            raise
-        raise ConversionError(
-            f"nothing was made in {out.parent} ({error}); expected a folder to read and a place to write"
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

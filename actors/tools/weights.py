@@ -23,10 +23,10 @@ from physarum.bus.register import Register
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.catalogue import manifests_in
 from physarum.weightsync.chunks import ChunkStore
-from physarum.weightsync.digest import verify
-from physarum.weightsync.errors import ChunkAlteredError, ChunkMissingError, ManifestError
+from physarum.weightsync.errors import ChunkAlteredError, ChunkMissingError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.staging import verify_tensors
 
 _TRIES: Final = 20
 
@@ -83,11 +83,9 @@ class _Bytes:
                     self.store.read(digest)
                 return ""
             with file:
-                for tensor in manifest.tensors:
-                    for digest, data in file.chunks(tensor):
-                        verify(data, digest, f"{manifest.label}, tensor {tensor.name}")
+                verify_tensors(file, manifest, manifest.tensors)
             return ""
-        except (ChunkAlteredError, ChunkMissingError, ManifestError) as error:
+        except (ChunkAlteredError, ChunkMissingError) as error:
             return str(error)
 
 

@@ -115,7 +115,7 @@ class TrainerActor(Actor):
         limit_s = self.config.checkpoint.broadcast_timeout_s
         broadcasting = Broadcasting(self.context, limit_s) if broadcasts(self.config) else None
         model_digest = xxhash.xxh3_128_hexdigest((model / "config.json").read_bytes())
-        publication = Publication(self.context, model_digest, broadcasting)
+        publication = Publication(self.context, model_digest, broadcasting, recovery.withdrawals)
         stepper = Stepper(self, world, book, cursor, publication, recovery, held, meta)
         await self._loop(stepper, recovery, cursor)
 

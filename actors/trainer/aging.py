@@ -14,6 +14,7 @@ from physarum.actors.trainer.groups import Arrived
 from physarum.bus.ledger import Mask, Planned
 from physarum.bus.records import ExecutionHeader, SampleHeader
 from physarum.bus.version import Fork, Version, age
+from physarum.bus.version import is_withdrawn as version_withdrawn
 from physarum.configs.age import Consumption
 
 
@@ -129,8 +130,7 @@ def is_withdrawn(header: ExecutionHeader, withdrawals: tuple[Fork, ...]) -> bool
 
 @functools.lru_cache(maxsize=4096)
 def _is_after(label: str, withdrawals: tuple[Fork, ...]) -> bool:
-    version = Version.parse(label)
-    return any(version.epoch <= one.epoch and version.number > one.number for one in withdrawals)
+    return version_withdrawn(Version.parse(label), withdrawals)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from physarum.actors.context import Context
 from physarum.bus.errors import LeaseLostError, WrongSequenceError
 from physarum.bus.presence import Roster
 from physarum.bus.register import Register
-from physarum.bus.version import Version
+from physarum.bus.version import Fork, Version
 from physarum.configs.secrets import read_secret
 from physarum.weightsync.errors import NoRoomError, ServiceUnreachableError
 from physarum.weightsync.manifest import Manifest, manifest_digest
@@ -52,10 +52,18 @@ class Offer:
 class Publication:
     """Runs as a task of the trainer. `debt` counts versions that were made but not published."""
 
-    def __init__(self, context: Context, model_digest: str, broadcasting: Broadcasting | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        model_digest: str,
+        broadcasting: Broadcasting | None = None,
+        withdrawn: tuple[Fork, ...] = (),
+    ) -> None:
+        """`withdrawn`: what each head says of older versions (states.Head)."""
         self._context = context
         self._model_digest = model_digest
         self._broadcasting = broadcasting
+        self._withdrawn = withdrawn
         self._offer: Offer | None = None
         self._offered = asyncio.Event()
         self._idle = asyncio.Event()
@@ -160,6 +168,7 @@ class Publication:
             manifest=manifest_digest(manifest),
             total_bytes=manifest.total_bytes,
             published_at=time.time(),
+            withdrawn=self._withdrawn,
         )
         await _advance(heads, head, offer.version.model)
         self._parent, self.last = str(offer.version), offer.version

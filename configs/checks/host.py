@@ -64,10 +64,6 @@ def _fixed_ports(config: RootConfig) -> Iterator[tuple[KeyPath, int]]:
         yield ("checkpoint", "port"), config.checkpoint.port
     if config.trainer.master_port:
         yield ("trainer", "master_port"), config.trainer.master_port
-    for name, engine in config.engines.items():
-        port = engine.sglang.get("port")
-        if engine.url is None and isinstance(port, int):
-            yield ("engines", name, "sglang", "port"), port
 
 
 def _bind_fault(port: int) -> str | None:

@@ -11,13 +11,16 @@ from bus_fixture import DEADLINE_S
 
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.errors import NothingPassedError
 from physarum.actors.engine.gate import Probe
 from physarum.actors.engine.trials import Trials
+from physarum.actors.errors import UnrecoverableError
 from physarum.bus.connection import Bus
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
+from physarum.bus.version import Fork
 from physarum.configs.engine import EngineConfig
-from physarum.weightsync.canary import Trial
+from physarum.weightsync.canary import Canary, Trial
 from physarum.weightsync.errors import EngineQuarantineError, UpdateRefusedError
 from physarum.weightsync.manifest import Manifest
 
@@ -41,6 +44,7 @@ class Group:
 
     def __init__(self, bus: Bus, publisher: Publisher) -> None:
         self._bus, self._publisher = bus, publisher
+        self.register, self.key = Register(bus, publisher, "weights", Trial), (states.CANARY, "policy", "group")
         self.draining = asyncio.Event()
 
     def trials(self, me: str, control: object = None) -> Trials:
@@ -53,8 +57,7 @@ class Group:
         return Trials(cast(Any, self.actor), SETTINGS, "group", cast(EngineControl, control))
 
     async def trial(self) -> Trial:
-        register = Register(self._bus, self._publisher, "weights", Trial)
-        found = (await register.get(states.CANARY, "policy", "group")).value
+        found = (await self.register.get(*self.key)).value
         assert found is not None
         return found
 
@@ -114,6 +117,50 @@ async def test_an_engine_that_was_started_anew_on_trial_lets_nothing_pass(
         trial = await group.trial()
     assert (trial.verdict, trial.takers) == (verdict, {})
     assert (reason is None) == (verdict == "passed")
+
+
+def head(label: str, withdrawn: tuple[Fork, ...] = ()) -> states.Head:
+    return states.Head(
+        label=label, epoch=1, number=1, manifest="", total_bytes=0, published_at=0.0, withdrawn=withdrawn
+    )
+
+
+async def test_the_first_version_refused_ends_the_run_by_name(group: Group) -> None:
+    mine = Canary(group.register, group.key, "canary", 1, 60.0)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await mine.admitted(LABEL)
+        await mine.vote(LABEL, "worse than nothing")
+        with pytest.raises(
+            NothingPassedError, match=r"policy@1\.1 was refused by its canary \(canary: worse than nothing\)"
+        ):
+            await group.trials("other").wanted(head(LABEL), serves_nothing=True)
+    assert issubclass(NothingPassedError, UnrecoverableError)
+
+
+async def test_what_was_withdrawn_is_not_what_a_refused_head_falls_back_to(group: Group) -> None:
+    mine = Canary(group.register, group.key, "canary", 1, 60.0)
+    async with asyncio.timeout(DEADLINE_S):
+        for label, refusal in ((LABEL, None), ("policy@2.0", "bad")):
+            assert await mine.admitted(label)
+            await mine.vote(label, refusal)
+        other = group.trials("other")
+        assert await other.wanted(head("policy@2.0"), serves_nothing=False) == LABEL
+        with pytest.raises(NothingPassedError):
+            await other.wanted(head("policy@2.0", (Fork(1, 0),)), serves_nothing=False)
+
+
+async def test_an_engine_with_nothing_serves_what_passed_while_others_try_the_head(group: Group) -> None:
+    mine = Canary(group.register, group.key, "canary", 1, 60.0)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await mine.admitted(LABEL)
+        await mine.vote(LABEL, None)
+        assert await mine.admitted("policy@1.2")
+        newest, other = head("policy@1.2"), group.trials("other")
+        assert await other.wanted(newest, serves_nothing=True) == LABEL
+        assert await other.wanted(newest, serves_nothing=False) == "policy@1.2"
+        assert await group.trials("canary").wanted(newest, serves_nothing=True) == "policy@1.2"  # it is its canary
+        await mine.leave("policy@1.2")
+        assert await other.wanted(newest, serves_nothing=True) == "policy@1.2"  # it may try it itself
 
 
 async def passes(probe: Probe) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from actor_fixture import make_context, running
+from actor_fixture import make_context, register_until, running
 from bus_fixture import DEADLINE_S
 from checkpoint_service import TOKEN, Service, running_service
 from engine_fixture import LiveEngine
@@ -19,6 +19,7 @@ from engine_requests import spans
 from physarum.actors import states
 from physarum.actors.engine.actor import EngineActor
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.gate import Probe
 from physarum.actors.weights_area import weights_area
 from physarum.bus.connection import Bus
 from physarum.bus.presence import Heartbeat, announce
@@ -26,6 +27,7 @@ from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
+from physarum.weightsync.canary import Canary, Trial
 from physarum.weightsync.manifest import manifest_digest
 from physarum.weightsync.publisher import upload
 from physarum.weightsync.snapshot import Snapshot
@@ -73,6 +75,49 @@ async def publish(
     )  # fmt: skip
     await Register(made.bus, made.publisher, "weights", states.Head).put(head, states.HEAD, "policy")
     return str(version)
+
+
+async def test_one_that_comes_back_during_a_trial_serves_what_passed_at_once(
+    tmp_path: Path, bus: Bus, publisher: Publisher, engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the verdict with the weights that it was started with."""
+    monkeypatch.setenv("WEIGHTS_TOKEN", TOKEN)
+    options = [
+        f"engines.policy.url=[{engine.url},{engine.url}]", "checkpoint.token_env=WEIGHTS_TOKEN",
+        f"engines.policy.canary.gate={__file__}:passes", "engines.policy.update_share=1",
+    ]  # fmt: skip
+    context = make_context(tmp_path, bus, publisher, "engine", *options, instance="policy-0")
+    context.folder.path.mkdir(exist_ok=True)
+    context.folder.start_model.symlink_to(engine.weights(0), target_is_directory=True)
+    made = EngineActor(context)
+    register, key = Register(bus, publisher, "weights", Trial), (states.CANARY, "policy", "policy")
+    other = Canary(register, key, "policy-1", 1, 60.0)
+    control = EngineControl(engine.url, session := aiohttp.ClientSession())
+    async with (
+        session,
+        running_service(tmp_path / "service") as service,
+        announced(bus, publisher, service),
+        running(made),
+    ):
+        first = await publish(made, engine, service, session, seed=2)
+        await until(lambda: made.state == "ready" and made.facts.get("version") == first)
+        next_label = str(Version("policy", 1, Version.parse(first).number + 1))
+        assert await other.admitted(next_label)
+        second = await publish(made, engine, service, session, seed=0)
+        assert second == next_label
+        serving = Register(bus, publisher, "weights", states.Serving)
+        await register_until(serving, lambda one: one.state == "verified", states.ENGINE, "policy", "policy-0")
+        await control.set_version_label("start")  # its owner starts it anew
+        await until(lambda: made.numbers["updates"] == 2 and made.state == "ready")
+        assert made.facts["version"] == await control.live_label() == first
+        await other.vote(second, None)
+        await until(lambda: made.facts.get("version") == second)
+    SharedArea.remove_of_run(weights_area(context.folder, context.config, only_look=True).folder)
+    SharedArea.remove_of_run(context.folder.path)
+
+
+async def passes(probe: Probe) -> None:
+    """A gate that asks nothing."""
 
 
 @pytest.mark.parametrize(

@@ -131,3 +131,29 @@ async def test_every_failure_has_a_name() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(EngineUnreachableError, match="is the engine up"):
             await EngineControl("http://127.0.0.1:9", session).health()
+
+
+@pytest.mark.parametrize(
+    ("draft", "selector"), [(None, "all"), ("/model", "all"), ("/start", "all"), ("/draft", "target")]
+)
+async def test_a_draft_model_of_its_own_gets_no_version(draft: str | None, selector: str) -> None:
+    """One that is in the target's folder gets its tensors with the target, also after an update changed the folder's name."""
+    bodies: dict[str, Any] = {}
+
+    async def answer(request: web.Request) -> web.Response:
+        bodies[request.path] = await request.json() if request.can_read_body else None
+        info = {
+            "version": "0.5.23",
+            "speculative_draft_model_path": draft,
+            "model_path": "/model",
+            "tokenizer_path": "/start",
+        }
+        described = {"paths": {"/begin_weight_update": {}}}
+        answers = {"/server_info": info, "/openapi.json": described}
+        return web.json_response(answers.get(request.path, {"success": True}))
+
+    async with control_of(answer) as control:
+        assert (await control.capabilities()).own_draft == (selector == "target")
+        await control.update_from_tensors(["payload"], "policy@1.1", "retract")
+    assert bodies["/begin_weight_update"] == {"selector": selector}
+    assert bodies["/update_weights_from_tensor"]["selector"] == selector

@@ -10,6 +10,7 @@ from bus_fixture import DEADLINE_S
 from physarum.bus.connection import Bus
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
+from physarum.bus.version import Fork
 from physarum.weightsync.canary import Canary, Trial
 from physarum.weightsync.errors import StaleVersionError, VersionRefusedError
 
@@ -114,6 +115,23 @@ async def test_a_run_that_goes_on_with_fewer_canaries_ends_its_trial(bus: Bus, p
         assert await now.admitted(FIRST)
         await now.vote(FIRST, None)
         assert not await canary(bus, publisher, "two", places=1).admitted(FIRST)
+
+
+async def test_what_was_withdrawn_since_is_nothing_to_go_back_to(bus: Bus, publisher: Publisher) -> None:
+    """Neither for who reads the trial, nor in the next one; what holds stays."""
+    one, two = canary(bus, publisher, "one"), canary(bus, publisher, "two")
+    async with asyncio.timeout(DEADLINE_S):
+        assert await one.admitted(SECOND)
+        await one.vote(SECOND, None)
+        two.withdrawn = (Fork(1, 2),)
+        held = await two.current()
+        assert held is not None and held.passed == SECOND
+        two.withdrawn = (Fork(1, 1),)
+        gone = await two.current()
+        assert gone is not None and gone.passed is None
+        assert await two.admitted("policy@2.1")
+        stored = await one.current()  # which has not heard of it
+        assert stored is not None and (stored.label, stored.passed) == ("policy@2.1", None)
 
 
 async def test_a_refusal_after_the_verdict_changes_nothing(bus: Bus, publisher: Publisher) -> None:

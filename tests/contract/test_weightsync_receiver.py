@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import aiohttp
@@ -263,6 +264,37 @@ async def test_one_that_gives_up_waiting_for_a_fetch_keeps_nobody_from_it(rig: R
     os.close(holder)
     await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
     assert same(rig.engine.weights, tensors(1))
+
+
+@pytest.mark.parametrize("when", ["waiting", "preparing"])
+async def test_an_engine_that_was_started_anew_does_not_wait_for_its_turn(rig: Rig, when: str) -> None:
+    """What was prepared is only what changed, of weights that it has not any more."""
+    await rig.publish_and_apply(1, tensors(1))
+    waits = asyncio.Event()
+
+    @asynccontextmanager
+    async def turn(label: str) -> AsyncIterator[None]:
+        waits.set()
+        await asyncio.Event().wait()
+        yield
+
+    def on_state(label: str, state: str) -> None:
+        if when == "preparing" and state == "verified":
+            rig.receiver.engine_restarted(None)
+
+    rig.receiver._turn, rig.receiver._on_state = turn, on_state
+    manifest = await publish(rig.service, rig.client, 2, tensors(2, changed=1))
+    applying = asyncio.create_task(rig.receiver.apply(manifest, [rig.service.url], TOKEN))
+    if when == "waiting":
+        await waits.wait()
+        assert not rig.receiver.touching
+        rig.receiver.engine_restarted(None)
+    with pytest.raises(UpdateRefusedError, match=r"started anew before it got policy@1\.2"):
+        await applying
+    assert rig.engine.loads == [["a", "b", "c", "d"]]
+    rig.receiver._turn = lambda label: nullcontext()
+    await rig.receiver.apply(manifest, [rig.service.url], TOKEN)
+    assert rig.engine.loads[1:] == [["a", "b", "c", "d"]] and same(rig.engine.weights, tensors(2, changed=1))
 
 
 async def test_versions_that_are_not_newer_are_refused_before_anything(rig: Rig) -> None:

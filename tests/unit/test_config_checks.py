@@ -164,8 +164,8 @@ def test_ports_in_use_or_wanted_twice_are_refused(recipe: Path) -> None:
         port = holder.getsockname()[1]
         assert f"bus.port: found port {port}, which is in use" in only(recipe, f"bus.port={port}")
         assert problems(recipe, f"bus.port={port}", "bus.url=nats://host:4222") == []
-    message = only(recipe, f"checkpoint.port={port}", "--sglang-port", str(port))
-    assert f"port {port} at `checkpoint.port` and at `engines.policy.sglang.port`" in message
+    message = only(recipe, f"checkpoint.port={port}", f"trainer.master_port={port}")
+    assert f"port {port} at `checkpoint.port` and at `trainer.master_port`" in message
 
 
 def test_devices_that_are_not_there_are_refused(recipe: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

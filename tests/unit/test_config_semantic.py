@@ -161,7 +161,12 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["--sglang-context-length", "16384"],
             ["`trainer.tokens_per_microbatch: 8192`", "16384", "`engines.policy.sglang.context-length`"],
         ),
-        (["engines.policy.count=2", "--sglang-port", "30000"], ["`engines.policy.sglang.port` with `engines.policy.count: 2`"]),
+        (["--sglang-port", "30000"], ["`engines.policy.sglang.port`", "a free port is reserved at start"]),
+        (
+            ["engines.policy.model=.", "--sglang-checkpoint-engine-wait-weights-before-ready"],
+            ["`engines.policy.model`", "would wait for ever"],
+        ),
+        (["--sglang-weight_version", "x"], ["`engines.policy.sglang.weight-version`", "by which tokens are accounted"]),
         (
             ["engines.policy.url=[http://h:1]", "--sglang-port", "30000"],
             ["`engines.policy.sglang` with `engines.policy.url`", "start the server with it yourself"],

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from physarum.weightsync.errors import QuantisationError
-from physarum.weightsync.quantisation.fp8 import Blocks, Rows, Whole
+from physarum.weightsync.quantisation.fp8 import Blocks, Scaled
 from physarum.weightsync.quantisation.int4 import Packed
 from physarum.weightsync.quantisation.mxfp8 import Mx
 from physarum.weightsync.quantisation.plan import Quantisation, options_in
@@ -70,12 +70,12 @@ def test_one_tensor_is_taken_at_a_time() -> None:
     [
         (FP8, Blocks(128, 128)),
         ({**FP8, "scale_fmt": "ue8m0", "fmt": "e4m3"}, Blocks(128, 128, power_of_two=True)),
-        ({**FP8, "weight_block_size": None}, Whole()),
+        ({**FP8, "weight_block_size": None}, Scaled()),
         ({"quant_method": "mxfp8", "activation_scheme": "dynamic"}, Mx()),
         (compressed(INT4, format="pack-quantized"), Packed(32)),
         (compressed({**INT4, "strategy": "channel", "group_size": None}, format="pack-quantized"), Packed(None)),
-        (compressed(FLOAT8, format="float-quantized"), Rows()),
-        (compressed({**FLOAT8, "strategy": "tensor"}, format="naive-quantized"), Whole((1,))),
+        (compressed(FLOAT8, format="float-quantized"), Scaled(each_row=True)),
+        (compressed({**FLOAT8, "strategy": "tensor"}, format="naive-quantized"), Scaled(scale_shape=(1,))),
         (
             compressed({**FLOAT8, "strategy": "block", "block_structure": [128, 64]}, format="float-quantized"),
             Blocks(128, 64, scale="weight_scale"),
@@ -133,8 +133,8 @@ def test_a_name_goes_before_a_class_and_the_head_needs_a_name() -> None:
     }
     plan = Quantisation.of(options)
     assert plan.scheme_of(LAYER + "mlp.up_proj.weight") == Packed(32)
-    assert plan.scheme_of(LAYER + "mlp.down_proj.weight") == Rows()
-    assert plan.scheme_of("lm_head.weight") == Rows()
+    assert plan.scheme_of(LAYER + "mlp.down_proj.weight") == Scaled(each_row=True)
+    assert plan.scheme_of("lm_head.weight") == Scaled(each_row=True)
     del options["config_groups"]["group_1"]
     assert Quantisation.of(options).scheme_of("lm_head.weight") is None
 

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from physarum.weightsync.errors import NonFiniteWeightError
-from physarum.weightsync.quantisation.fp8 import Blocks, Rows, Whole
+from physarum.weightsync.quantisation.fp8 import Blocks, Scaled
 from physarum.weightsync.quantisation.int4 import Packed, packed, unpacked
 from physarum.weightsync.quantisation.mxfp8 import Mx
 from physarum.weightsync.quantisation.scheme import Scheme
 
-ALL: list[Scheme] = [Blocks(16, 48), Blocks(3, 5, power_of_two=True), Rows(), Whole(), Mx(), Packed(32), Packed(None)]
+ALL: list[Scheme] = [
+    Blocks(16, 48), Blocks(3, 5, power_of_two=True), Scaled(each_row=True), Scaled(), Scaled(scale_shape=(1,)), Mx(),
+    Packed(32), Packed(None),
+]  # fmt: skip
 TINY = torch.finfo(torch.float32).tiny
 
 

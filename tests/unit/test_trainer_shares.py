@@ -6,12 +6,14 @@ from collections import Counter
 from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.exporting import Exported
-from physarum.actors.trainer.megatron.shares import holders, writer
+from physarum.actors.trainer.megatron.model import Model
+from physarum.actors.trainer.megatron.shares import holders, own_share, writer
 
 
 def parallel(tp: int, copies: int, pp: int, ep: int, etp: int) -> Parallel:
@@ -44,3 +46,26 @@ def test_experts_are_brought_by_ranks_that_hold_them(index: int) -> None:
     for rank in range(2):
         (found,) = holders(cast(Any, Exported)(".experts.local_experts.3", 0, rank), index, place)
         assert found % 2 == rank
+
+
+def test_the_bridge_is_asked_for_its_names_once_whatever_is_exported() -> None:
+    """It goes through all weights to make them: once for each parameter and version is quadratic in the model."""
+    module = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(6)))
+    asked: list[Any] = []
+
+    class Bridge:
+        def _weight_name_mapping_mcore_local_to_global(self, of: Any) -> dict[str, str]:
+            asked.append(of)
+            return {name: f"decoder.{name}" for name in of.state_dict()}
+
+        def _weight_to_hf_format(self, name: str, tensor: torch.Tensor) -> tuple[list[str], list[torch.Tensor]]:
+            return [f"model.{name}"], [tensor]
+
+    module.share_embeddings_and_output_weights = False  # type: ignore[assignment]
+    model = Model(cast(Any, module), cast(Any, module), cast(Any, Bridge()), 8, cast(Any, None))
+    place = parallel(1, 1, 1, 1, 1)
+    exported = [Exported(name, 0, 0) for name in module.state_dict()]
+    for _ in range(3):
+        named = [one for _, part in own_share(model, exported, place) for one in part]
+        assert [name for name, _ in named] == [f"model.decoder.{one.name}" for one in exported]
+    assert asked == [module]

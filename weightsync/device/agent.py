@@ -8,9 +8,11 @@ Stands alone: torch, the standard library, and the one class of SGLang that its 
 
 | message | answer |
 |---|---|
-| hello | device, torch's version |
+| hello | device, torch's version, versions of optional packages |
 | stage: tensors as (name, dtype, shape, offset in the file, offset here, bytes), size; a file's descriptor | seconds |
 | payload: the same tensors, how many ranks | one serialised bucket for each tensor-parallel rank |
+| offer: the same | sockets at which the engine takes them, by device (handles.py) |
+| withdraw | which of the engine's devices took them, and what any refused with |
 | digests: pieces as (offset, bytes) | the multilinear digest of each |
 | open, adopt, send, receive | broadcasting.py |
 """
@@ -19,10 +21,12 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import importlib.metadata
 import importlib.util
 import io
 import mmap
 import os
+import platform
 import signal
 import socket
 import sys
@@ -44,6 +48,7 @@ from pinned import PinnedFiles
 
 _PR_SET_PDEATHSIG = 1
 _RING_BYTES = 64 << 20
+_LEFTOVER_S = 1.0
 _BUCKET = "sglang.srt.weight_sync.tensor_bucket"
 
 
@@ -57,12 +62,14 @@ class Agent:
         self._ring: list[torch.Tensor] = []
         self._group = Group(self.device)
         self._files = PinnedFiles()
+        self._handles: Any = None
         if self.device.type == "cpu":
             torch.multiprocessing.set_sharing_strategy("file_system")
 
     def hello(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         torch.zeros(1, device=self.device)
-        return {"device": str(self.device), "torch": torch.__version__}
+        packages = {name: _version(name) for name in ("checkpoint-engine", "pyzmq")}
+        return {"device": str(self.device), "torch": torch.__version__, "packages": packages}
 
     def stage(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """From a file of this host to the device. Its owner holds the file and has verified it."""
@@ -103,6 +110,31 @@ class Agent:
             last = max(last, start + size)
         content = {"flattened_tensor": self.buffer[:last], "metadata": metadata}
         return {"payloads": [_serialised(content) for _ in range(message["ranks"])]}
+
+    def offer(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Every rank takes the whole from its own device: the first from the buffer, others from copies of it."""
+        from handles import Handles  # with pyzmq, which only an engine that takes weights in this way has
+
+        if self._handles is not None:
+            self._handles.close(_LEFTOVER_S)
+        self._handles = Handles(self._replicas(message["ranks"], message["tensors"]), message["tensors"])
+        return {"handles": self._handles.addresses}
+
+    def withdraw(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        handles, self._handles = self._handles, None
+        return handles.close(message["within_s"])
+
+    def _replicas(self, ranks: int, tensors: list[list[Any]]) -> dict[str, torch.Tensor]:
+        if self.device.type == "cpu":
+            return {f"GPU-{platform.machine()}": self.buffer}  # as SGLang names it
+        pieces = [(start, size) for *_, start, size in tensors]
+        expected, replicas = multilinear.digests(self.buffer, pieces), {}
+        for rank in range(ranks):
+            replica = self.buffer.to(f"cuda:{rank}")
+            if rank and multilinear.digests(replica, pieces) != expected:
+                raise RuntimeError(f"what was copied to device {rank} is not what is on device 0")
+            replicas[f"GPU-{torch.cuda.get_device_properties(rank).uuid}"] = replica
+        return replicas
 
     def digests(self, message: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         return {"digests": multilinear.digests(self.buffer, [tuple(piece) for piece in message["pieces"]])}
@@ -165,6 +197,14 @@ def _runs(tensors: list[list[Any]]) -> list[tuple[int, int, int]]:
         else:
             runs.append((source, target, size))
     return [run for run in runs if run[2]]
+
+
+def _version(package: str) -> str:
+    """Empty where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _serialised(content: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from physarum.weightsync.quantisation import modules
-from physarum.weightsync.quantisation.fp8 import Blocks, Rows, Whole
+from physarum.weightsync.quantisation.fp8 import Blocks, Scaled
 from physarum.weightsync.quantisation.int4 import Packed
 from physarum.weightsync.quantisation.options import Options, block, refuse_unknown, refused, require, texts
 from physarum.weightsync.quantisation.scheme import Scheme
@@ -120,10 +120,10 @@ def _float8(weights: Options, inside: str) -> Scheme:
     if weights.get("group_size") not in (None, -1):
         raise refused(f"{inside}group_size: {weights['group_size']!r}")
     if strategy == "channel":
-        return Rows()
+        return Scaled(each_row=True)
     sizes = block(weights, "block_structure", inside)
     if strategy != "block":
-        return Whole((1,))
+        return Scaled(scale_shape=(1,))
     if sizes is None:
         raise refused(f"{inside}strategy: block without block_structure")
     return Blocks(*sizes, scale="weight_scale")

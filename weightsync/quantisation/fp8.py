@@ -52,28 +52,10 @@ class Blocks(msgspec.Struct, frozen=True):
         return weight * scale[: weight.shape[0], : weight.shape[1]]
 
 
-class Rows(msgspec.Struct, frozen=True):
-    """weight e4m3 [o, i], weight_scale float32 [o, 1]."""
+class Scaled(msgspec.Struct, frozen=True):
+    """weight e4m3 [o, i], weight_scale float32: [o, 1], one for `each_row`, else one in all of `scale_shape`, () or (1,)."""
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("weight", "weight_scale")
-
-    def unfit(self, shape: tuple[int, ...]) -> str:
-        return ""
-
-    def quantise(self, name: str, weight: Tensor) -> dict[str, Tensor]:
-        exact = weight.detach().float()
-        scale = scales(finite(name, exact.abs().amax(1, keepdim=True)), LARGEST)
-        return {"weight": _rounded(exact / scale), "weight_scale": scale}
-
-    def dequantise(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return stored["weight"].float() * stored["weight_scale"].float()
-
-
-class Whole(msgspec.Struct, frozen=True):
-    """weight e4m3 [o, i], weight_scale float32 of `scale_shape`, () or (1,)."""
-
+    each_row: bool = False
     scale_shape: tuple[int, ...] = ()
 
     @property
@@ -85,8 +67,9 @@ class Whole(msgspec.Struct, frozen=True):
 
     def quantise(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         exact = weight.detach().float()
-        scale = scales(finite(name, exact.abs().amax()), LARGEST)
-        return {"weight": _rounded(exact / scale), "weight_scale": scale.reshape(self.scale_shape)}
+        largest = exact.abs().amax(1, keepdim=True) if self.each_row else exact.abs().amax().reshape(self.scale_shape)
+        scale = scales(finite(name, largest), LARGEST)
+        return {"weight": _rounded(exact / scale), "weight_scale": scale}
 
     def dequantise(self, stored: Mapping[str, Tensor]) -> Tensor:
         return stored["weight"].float() * stored["weight_scale"].float()

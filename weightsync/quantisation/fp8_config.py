@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from physarum.weightsync.quantisation import modules
-from physarum.weightsync.quantisation.fp8 import Blocks, Whole
+from physarum.weightsync.quantisation.fp8 import Blocks, Scaled
 from physarum.weightsync.quantisation.mxfp8 import GROUP, Mx
 from physarum.weightsync.quantisation.options import Options, block, refuse_unknown, require, texts
 from physarum.weightsync.quantisation.scheme import Scheme
@@ -51,5 +51,5 @@ def _scheme(options: Options) -> Scheme:
         return Mx()
     if sizes is None:
         require(options, "scale_fmt", (None, "float"))
-        return Whole()
+        return Scaled()
     return Blocks(*sizes, power_of_two=scale_format == "ue8m0")

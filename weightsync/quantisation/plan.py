@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from physarum.weightsync.errors import QuantisationError
 from physarum.weightsync.quantisation import modules
 from physarum.weightsync.quantisation.compressed_config import CompressedRules
-from physarum.weightsync.quantisation.fp8 import Rows, Whole
+from physarum.weightsync.quantisation.fp8 import Scaled
 from physarum.weightsync.quantisation.fp8_config import Fp8Rules
 from physarum.weightsync.quantisation.int4 import Packed
 from physarum.weightsync.quantisation.options import Options, refused
@@ -87,7 +87,7 @@ class Quantisation:
         """Whether SGLang (0.5.23) replaces the parameters of this weight by others after its first load, which take no second
         one: all that is repacked, but for INT4 experts, which it unpacks before a load."""
         scheme = self.scheme_of(name)
-        return isinstance(scheme, Rows | Whole) or (isinstance(scheme, Packed) and ".experts." not in name)
+        return isinstance(scheme, Scaled) or (isinstance(scheme, Packed) and ".experts." not in name)
 
     def tensors(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """`named` with each quantised weight in place of its own. Raises QuantisationError, NonFiniteWeightError."""

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from physarum.weightsync.device.checks import altered, verifiable
+from physarum.weightsync.device.checks import verifiable
 from physarum.weightsync.device.owner import DeviceAgent
-from physarum.weightsync.dtypes import by_name
-from physarum.weightsync.errors import ChunkAlteredError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, TensorEntry
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.target import PauseMode, WeightTarget
-
-ALIGNED: Final = 4096
-"""Bytes: digests are of whole rows, SGLang views a piece of the buffer as the tensor's dtype, kernels read whole vectors."""
+from physarum.weightsync.transports.staged import stage
 
 
 class IpcTransport:
@@ -40,20 +36,13 @@ class IpcTransport:
 
     async def prepare(self, file: HeldFile | None, manifest: Manifest, changed: Sequence[TensorEntry]) -> None:
         assert file is not None, "nothing arrives but by files"
-        places, size = _places(file, changed)
-        await in_thread(self._agent.call, "stage", self._timeout_s, (file.descriptor,), tensors=places, size=size)
-        if self.verifies(manifest):
-            offsets = {str(place[0]): int(place[4]) for place in places}
-            wrong = await altered(self._agent, changed, offsets, self._timeout_s)
-            if wrong:
-                raise ChunkAlteredError(f"{manifest.label}: {', '.join(wrong[:3])} are altered on the device")
-        await self.hand_over(places)
+        await self.hand_over(await stage(self._agent, file, manifest, changed, self._timeout_s))
 
     def verifies(self, manifest: Manifest) -> bool:
         return verifiable(manifest.tensors)
 
     async def hand_over(self, places: Sequence[Any]) -> None:
-        """Tensors that are in the agent's buffer already (see `_places`)."""
+        """Tensors that are in the agent's buffer already (see `stage`)."""
         answer = await in_thread(self._agent.call, "payload", self._timeout_s, tensors=list(places), ranks=self._ranks)
         self._payloads = answer["payloads"]
 
@@ -66,13 +55,3 @@ class IpcTransport:
 
     async def close(self) -> None:
         await in_thread(self._agent.close)
-
-
-def _places(file: HeldFile, tensors: Sequence[TensorEntry]) -> tuple[list[Any], int]:
-    """Each tensor's name, dtype, shape, offset in the file, offset in the buffer, bytes; and the buffer's size."""
-    places: list[Any] = []
-    end = 0
-    for one in tensors:
-        places.append([one.name, by_name(one.dtype).name, list(one.shape), file.offset(one.name), end, one.size_bytes])
-        end += -(-one.size_bytes // ALIGNED) * ALIGNED
-    return places, end

@@ -80,7 +80,7 @@ def whole_parameter(model: Model, which: Exported, parallel: Parallel) -> list[t
     """Its Hugging Face tensors, put together among the ranks of this replica that hold a part; collective over those."""
     owner, _, leaf = which.name.rpartition(".")
     parameter: Tensor = getattr(model.module.get_submodule(owner), leaf)
-    table_name = model.bridge._weight_name_mapping_mcore_local_to_global(model.module)[which.name]
+    table_name = model.table_names[which.name]
     whole = parameter.detach()
     size, group = (parallel.etp, parallel.etp_group) if which.is_expert else (parallel.tp, parallel.tp_group)
     if size > 1 and getattr(parameter, "tensor_model_parallel", False):

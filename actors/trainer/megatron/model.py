@@ -6,6 +6,7 @@ carries its own denominator, so neither DDP nor the schedule may average.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class Model:
     overrides: Overrides
     routing: Routing | None = None
     """Its routers, where they can be told what to choose."""
+
+    @cached_property
+    def table_names(self) -> dict[str, str]:
+        """What the bridge calls each of this rank's weights; made once: it goes through all of them."""
+        return self.bridge._weight_name_mapping_mcore_local_to_global(self.module)
 
 
 def build(

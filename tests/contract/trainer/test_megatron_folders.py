@@ -70,7 +70,7 @@ def test_there_and_back_on_the_command_line(model_folder: Folder, tmp_path: Path
     assert (tmp_path / "hf" / "tokenizer_note.txt").is_file()
     again = runner.invoke(app, command)
     assert again.exit_code == 1
-    assert "is there already" in again.stderr
+    assert "exists; expected a new folder" in again.stderr
 
 
 @pytest.mark.parametrize("layout", [sharded_state.LAYOUT, {"non_homogeneous_layers": False}])
