@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +55,7 @@ class Offers:
         self._area: SharedArea | None = None
         self._flat: FlatBuffer | None = None
         self._quantisation: Quantisation | None = None
+        self._stalled_s = 0.0
 
     @property
     def wanted(self) -> bool:
@@ -63,6 +65,11 @@ class Offers:
         """How many numbers the newest published weights are behind."""
         last = self._publication.last
         return number - last.number if self.wanted and last is not None else 0
+
+    def stalled_s(self) -> float:
+        """For how long training stood still for snapshots since this was asked last."""
+        stalled, self._stalled_s = self._stalled_s, 0.0
+        return stalled
 
     async def begin(self) -> None:
         """Clears away what a trainer that died was writing: only the holder of the trainer's lease may call this."""
@@ -95,7 +102,7 @@ class Offers:
 
     async def _offer(self, version: Version, final: bool) -> None:
         """Without room for a version training goes on, in sight of the user; the next one may find it."""
-        limit_s = self._config.trainer.step_timeout_s
+        limit_s, began = self._config.trainer.step_timeout_s, time.perf_counter()
         try:
             on_host = await self._actor.torch.run(lambda: self._snapshot(version), limit_s, "the snapshot")
         except (NoRoomError, SnapshotNotTaken) as error:
@@ -106,6 +113,8 @@ class Offers:
             return
         except (QuantisationError, WeightsNotQuantised) as error:
             raise UnrecoverableError(f"{version} cannot be published: {error}") from error
+        finally:
+            self._stalled_s += time.perf_counter() - began
         self._publication.offer(Offer(version, on_host, {}, self._flat))
 
     def _snapshot(self, version: Version) -> Callable[[], Snapshot]:

@@ -140,7 +140,7 @@ class Stepper:
         started_at, began_s = time.time(), time.perf_counter()
         measured = age_metrics(plan, self._offers.numbers_behind(self.number), selection)
         bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
-        measured |= {"bodies_s": time.perf_counter() - began_s}
+        measured |= {"bodies_s": time.perf_counter() - began_s, "snapshot_s": self._offers.stalled_s()}
         result, refused = await self._train(plan, bodies)
         measured |= {"compute_s": result.seconds if result is not None else 0.0}
         self.number += result is not None and result.changed
