@@ -8,6 +8,11 @@ class TrainerError(Exception):
     """Base of every error that the trainer's torch side raises on purpose."""
 
 
+def describe(error: BaseException) -> str:
+    """One line for the other ranks."""
+    return f"{type(error).__name__}: {error}"
+
+
 class BadSequence(TrainerError, ValueError):
     """A training sequence breaks the record's rules (lengths, ids, missing engine log-probabilities)."""
 

@@ -1,6 +1,6 @@
 """A rank's share of the training state as files of its own, and back: the fastest form, for a world of the same shape.
 
-Invariant: after `load` the next step is bit-equal to the step that would have followed `save`.
+Invariant: after `load` the next step is bit-equal to the step that would have followed `taken`.
 """
 
 from pathlib import Path
@@ -14,19 +14,33 @@ from physarum.actors.trainer.holdings import Holdings
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.model import Model, weights
 from physarum.actors.trainer.megatron.optimizer import Optimizer
-from physarum.actors.trainer.rng_state import read_rng, restore_rng, save_rng
-from physarum.actors.trainer.state import Tree, read_state, write_state
+from physarum.actors.trainer.rng_state import copied_rng, read_rng, restore_rng
+from physarum.actors.trainer.state import Copied, Tree, copied, read_state, write
 
 FORMAT = 2
 """Grows when the layout of the tree changes."""
 
 
-def save(folder: Path, held: Holdings, parallel: Parallel) -> None:
-    """Writes this rank's share of everything. Raises StateNotWritten."""
+def taken(held: Holdings, parallel: Parallel) -> list[Copied]:
+    """This rank's share of everything, as it is now, on the host; replicas of a share are written once."""
+    found: list[Copied] = []
     for name, one in held.learners.items():
-        _save_learner(folder, one.model, one.optimizer, parallel, f"{name}-" if name else "")
-    for name, follower in held.followers.items():
-        _save_weights(folder, name, follower.weights(), parallel)
+        found += _copied_learner(one.model, one.optimizer, parallel, f"{name}-" if name else "")
+    if parallel.rank == parallel.first_replica:
+        for name, follower in held.followers.items():
+            weights = {key: weight.detach() for key, weight in follower.weights().items()}
+            found.append(copied({"weights": weights}, _weights_name(name, parallel)))
+    return found
+
+
+def save(folder: Path, share: list[Copied]) -> None:
+    """Into `folder`, which is created if missing. Raises StateNotWritten."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateNotWritten(f"cannot make folder {folder} ({error}); expected a writable place for it") from error
+    for one in share:
+        write(one, folder)
 
 
 def load(folder: Path, held: Holdings, parallel: Parallel) -> None:
@@ -37,25 +51,19 @@ def load(folder: Path, held: Holdings, parallel: Parallel) -> None:
         follower.load(_load_weights(folder, name, parallel))
 
 
-def _save_learner(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str) -> None:
-    """Write this rank's share into `folder` (created if missing); replicas of a share are written once.
-
-    `prefix` of the files' names tells several models apart; a checkpoint has no folders below its own.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateNotWritten(f"cannot make folder {folder} ({error}); expected a writable place for it") from error
+def _copied_learner(model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str) -> list[Copied]:
+    """`prefix` of the files' names tells several models apart; a checkpoint has no folders below its own."""
     identity = _identity(model, optimizer, parallel)
-    save_rng(folder, parallel.rank, identity, prefix)
+    found = [copied_rng(parallel.rank, identity, prefix)]
     share = parallel.rank if identity["sharded"] else parallel.first_replica
     if share == parallel.rank:
         tree = {"identity": identity, "model": _model_tensors(model), "optimizer": _optimizer_tree(model, optimizer)}
-        write_state(tree, folder, prefix + _share_name(share))
+        found.append(copied(tree, prefix + _share_name(share)))
+    return found
 
 
 def _load_learner(folder: Path, model: Model, optimizer: Optimizer, parallel: Parallel, prefix: str) -> None:
-    """Inverse of `_save_learner`. Raises StateMismatch before anything is changed."""
+    """Inverse of `_copied_learner`. Raises StateMismatch before anything is changed."""
     identity = _identity(model, optimizer, parallel)
     share = read_state(folder, prefix + _share_name(parallel.rank if identity["sharded"] else parallel.first_replica))
     rng_identity, rng = read_rng(folder, parallel.rank, prefix)
@@ -73,16 +81,8 @@ def _load_learner(folder: Path, model: Model, optimizer: Optimizer, parallel: Pa
     restore_rng(rng)
 
 
-def _save_weights(folder: Path, name: str, weights: dict[str, Tensor], parallel: Parallel) -> None:
-    """Writes this rank's share of a model that has no optimizer."""
-    if parallel.rank == parallel.first_replica:
-        write_state(
-            {"weights": {key: one.detach() for key, one in weights.items()}}, folder, _weights_name(name, parallel)
-        )
-
-
 def _load_weights(folder: Path, name: str, parallel: Parallel) -> dict[str, Tensor]:
-    """Inverse of `save_weights`. Raises StateMismatch where there is none."""
+    """Of a model that has no optimizer. Raises StateMismatch where there is none."""
     found: dict[str, Tensor] = read_state(folder, _weights_name(name, parallel))["weights"]
     return found
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-from physarum.actors.trainer.state import Tree, read_state, write_state
+from physarum.actors.trainer.state import Copied, Tree, copied, read_state
 
 
-def save_rng(folder: Path, rank: int, identity: dict[str, Any], prefix: str = "") -> None:
-    """`identity`: of the world whose generators they are. Raises StateNotWritten."""
-    write_state({"identity": identity, "rng": _states()}, folder, _name(rank, prefix))
+def copied_rng(rank: int, identity: dict[str, Any], prefix: str = "") -> Copied:
+    """As they are now. `identity`: of the world whose generators they are."""
+    return copied({"identity": identity, "rng": _states()}, _name(rank, prefix))
 
 
 def read_rng(folder: Path, rank: int, prefix: str = "") -> tuple[dict[str, Any], Tree]:

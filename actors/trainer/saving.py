@@ -1,9 +1,9 @@
-"""Checkpoints: the state is written while training stands still, and made durable while it goes on.
+"""Checkpoints: the state is copied while training stands still, written and made durable while it goes on.
 
-    training   step | write | step | step | record | step ...
-    a thread                digest, fsync, rename
+    training   step | copy | step | step | record | step ...
+    threads                 write, digest, fsync, rename
 
-Training waits for the state to be in the page cache; a checkpoint that is due while the one before is under way waits for it.
+Training waits for a copy in host memory; a checkpoint that is due while the one before is under way waits for that one.
 Invariant: `durable` is recorded after all of it is on disk and between two steps, so that the ledger has one writer. A crash
 leaves the checkpoint before.
 """
@@ -48,7 +48,8 @@ class WaitForRoom(Protocol):
 
 
 class Saving:
-    """One trainer's. `write` puts the tensors into a folder; `state` tells the rest; `recorded` hears of what is durable."""
+    """One trainer's. `write` copies the tensors and begins to write them into a folder; what it returns waits, in any thread,
+    until they are written; `state` tells the rest; `recorded` hears of what is durable."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Saving:
         book: Ledger,
         retention: Retention,
         *,
-        write: Callable[[Path], Awaitable[None]],
+        write: Callable[[Path], Awaitable[Callable[[], None]]],
         state: Callable[[], State],
         recorded: Callable[[DurableRecord], None],
         wait_for_room: WaitForRoom,
@@ -80,7 +81,7 @@ class Saving:
         return self._under_way is not None
 
     async def begin(self) -> None:
-        """Writes the state as it is, once the one before is recorded, and goes on making it durable."""
+        """Copies the state as it is, once the one before is recorded, and goes on making it durable."""
         await self.settle()
         while True:
             try:
@@ -133,13 +134,17 @@ class Saving:
         state = self._state()
         aside = await asyncio.to_thread(self._store.aside, state.meta.epoch)
         try:
-            await self._write(aside)
+            written = await self._write(aside)
         except OSError:
             await asyncio.to_thread(shutil.rmtree, aside, ignore_errors=True)
             raise
-        committed = asyncio.create_task(asyncio.to_thread(self._store.commit, aside, state.meta), name="checkpoint")
+        committed = asyncio.create_task(asyncio.to_thread(self._commit, written, aside, state.meta), name="checkpoint")
         committed.add_done_callback(lambda _: self.when_done())
         return _UnderWay(state, aside, committed)
+
+    def _commit(self, written: Callable[[], None], aside: Path, meta: CheckpointMeta) -> tuple[str, Path]:
+        written()
+        return self._store.commit(aside, meta)
 
     async def _needs_room(self, error: OSError) -> None:
         """Waits for it. Raises `error` where it is another one, or where the trainer drains first."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from physarum.actors.trainer.batch import decode_sequences
 from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Snapshot, Step
-from physarum.actors.trainer.errors import TrainerError
+from physarum.actors.trainer.errors import TrainerError, describe
 from physarum.actors.trainer.megatron import distributed
 from physarum.actors.trainer.worker import Worker
 from physarum.actors.trainer.world_config import WorldConfig
@@ -44,12 +44,8 @@ def serve(config: WorldConfig, rank: int, port: int) -> None:
             channel.outcomes(describe(error))
             raise
         channel.outcomes(failure, waits=True)
+    worker.writing.join()
     distributed.destroy()
-
-
-def describe(error: BaseException) -> str:
-    """One line for the other ranks."""
-    return f"{type(error).__name__}: {error}"
 
 
 def execute(worker: Worker, command: Command) -> None:
@@ -64,7 +60,7 @@ def execute(worker: Worker, command: Command) -> None:
         case Snapshot(path, old_bytes, quantised):
             worker.snapshot.write(Path(path), old_bytes, quantised)
         case Save(folder, weights_only):
-            (worker.save_weights if weights_only else worker.save)(Path(folder))
+            (worker.save_weights if weights_only else worker.begin_save)(Path(folder))
         case Load(folder, weights_only):
             (worker.load_weights if weights_only else worker.load)(Path(folder))
         case Close():

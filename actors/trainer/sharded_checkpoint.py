@@ -11,8 +11,9 @@ and generators that begin at the seed.
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 
 from physarum.actors.trainer.errors import StateMismatch
@@ -20,8 +21,8 @@ from physarum.actors.trainer.holdings import Holdings
 from physarum.actors.trainer.megatron import sharded_state, torch_dist
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.model import Model
-from physarum.actors.trainer.rng_state import read_rng, restore_rng, save_rng
-from physarum.actors.trainer.state import read_state, write_state
+from physarum.actors.trainer.rng_state import copied_rng, read_rng, restore_rng
+from physarum.actors.trainer.state import Copied, copied, read_state, write
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +31,35 @@ FORMAT = 1
 _COMMON = "training"
 
 
-def save(folder: Path, held: Holdings, parallel: Parallel) -> None:
-    """Collective. Raises StateNotWritten; what only one rank could not write, only that rank raises."""
+class Share(NamedTuple):
+    """This rank's share of everything, on the host."""
+
+    tensors: torch_dist.Taken
+    small: list[Copied]
+
+
+def taken(held: Holdings, parallel: Parallel) -> Share:
+    """As it is now; collective where an optimizer is sharded."""
     identity = _identity(held, parallel)
-    torch_dist.write(folder, _tree(held, loading=False), {"checkpoint_version": 3.0, "physarum_format": FORMAT})
+    tensors = torch_dist.taken(_tree(held, loading=False), {"checkpoint_version": 3.0, "physarum_format": FORMAT})
+    small = [copied_rng(parallel.rank, identity)]
     if parallel.rank == 0:
-        write_state({"format": FORMAT, "dtype": identity["dtype"], "steps": _steps(held)}, folder, _COMMON)
-    save_rng(folder, parallel.rank, identity)
+        small.append(copied({"format": FORMAT, "dtype": identity["dtype"], "steps": _steps(held)}, _COMMON))
+    return Share(tensors, small)
+
+
+def save(folder: Path, share: Share, group: dist.ProcessGroup) -> None:
+    """Collective over `group`, which nothing else may use meanwhile: all ranks, on their hosts.
+
+    Raises StateNotWritten; what only one rank could not write, only that rank raises.
+    """
+    torch_dist.write(folder, share.tensors, group)
+    for one in share.small:
+        write(one, folder)
 
 
 def load(folder: Path, held: Holdings, parallel: Parallel) -> None:
-    """Inverse of `save`, in any shape. Raises StateMismatch before anything is changed."""
+    """Inverse of `taken` and `save`, in any shape. Raises StateMismatch before anything is changed."""
     identity, common = _identity(held, parallel), read_state(folder, _COMMON)
     found = (common["format"], common["dtype"], sorted(common["steps"]))
     expected = (FORMAT, identity["dtype"], sorted(held.learners))
@@ -62,7 +81,7 @@ def load(folder: Path, held: Holdings, parallel: Parallel) -> None:
 
 def save_weights(folder: Path, model: Model) -> None:
     """Only a model's weights, as any user of Megatron-core reads them; collective. Raises StateNotWritten."""
-    torch_dist.write(folder, sharded_state.weights(model.module), {"checkpoint_version": 3.0})
+    torch_dist.write(folder, torch_dist.taken(sharded_state.weights(model.module), {"checkpoint_version": 3.0}))
 
 
 def load_weights(folder: Path, model: Model) -> set[str]:

@@ -1,13 +1,13 @@
 """Training state on disk without pickle: tensors as safetensors, the rest as msgpack.
 
 Invariant: `read_state` returns what `write_state` was given, bit for bit, types included (dict keys, tuples, ints,
-None); both files are flushed to the device before `write_state` returns. Renaming and syncing the folder is the
+None); both files are flushed to the device before `write` returns. Renaming and syncing the folder is the
 caller's.
 """
 
 import os
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 from safetensors import SafetensorError
@@ -23,17 +23,33 @@ _TENSOR, _TUPLE = 1, 2
 """msgpack extension codes: a reference to tensor number n; a packed list that was a tuple."""
 
 
-def write_state(tree: Tree, folder: Path, name: str) -> None:
-    """Write `name.safetensors` and `name.msgpack` into `folder`, which must exist.
+class Copied(NamedTuple):
+    """A tree as it was, whatever its tensors become afterwards; `tensors` are on the host."""
 
-    Raises StateNotWritten, and TypeError on other leaves.
-    """
+    name: str
+    skeleton: bytes
+    tensors: dict[str, Tensor]
+
+
+def copied(tree: Tree, name: str) -> Copied:
+    """For `write`, at any time and in any thread. Raises TypeError on other leaves."""
     tensors: dict[str, Tensor] = {}
     skeleton = msgpack.packb(_detach(tree, tensors), use_bin_type=True)
+    return Copied(name, skeleton, tensors)
+
+
+def write_state(tree: Tree, folder: Path, name: str) -> None:
+    """`copied` and `write` at once."""
+    write(copied(tree, name), folder)
+
+
+def write(state: Copied, folder: Path) -> None:
+    """Write `name.safetensors` and `name.msgpack` into `folder`, which must exist. Raises StateNotWritten."""
+    name = state.name
     tensor_path, tree_path = _paths(folder, name)
     try:
-        save_file(tensors, tensor_path)
-        tree_path.write_bytes(skeleton)
+        save_file(state.tensors, tensor_path)
+        tree_path.write_bytes(state.skeleton)
         for path in (tensor_path, tree_path):
             _flush(path)
     except (OSError, SafetensorError) as error:

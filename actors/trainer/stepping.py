@@ -79,6 +79,7 @@ class Stepper:
         self.number = meta.number if meta is not None else 0
         self.trained_s = meta.trained_s if meta is not None else 0.0
         self._steps = meta.steps if meta is not None else 0
+        self._copied_s = 0.0
         self._retention = Retention(self._context, actor.checkpoints, recovery.durables)
         self.mirroring = Mirroring(actor, recovery)
         self.saving = Saving(
@@ -140,7 +141,7 @@ class Stepper:
         started_at, began_s = time.time(), time.perf_counter()
         measured = age_metrics(plan, self._offers.numbers_behind(self.number), selection)
         bodies = await self.bodies.get([item.sequence for item in plan.record.executions])
-        measured |= {"bodies_s": time.perf_counter() - began_s, "snapshot_s": self._offers.stalled_s()}
+        measured |= {"bodies_s": time.perf_counter() - began_s} | self._stood_still()
         result, refused = await self._train(plan, bodies)
         measured |= {"compute_s": result.seconds if result is not None else 0.0}
         self.number += result is not None and result.changed
@@ -157,6 +158,11 @@ class Stepper:
         self._actor.progressed()
         await self._after(record)
         return record
+
+    def _stood_still(self) -> dict[str, float]:
+        """Seconds for which training stood still since the step before: for a version, and for a checkpoint."""
+        copied_s, self._copied_s = self._copied_s, 0.0
+        return {"snapshot_s": self._offers.stalled_s(), "state_copy_s": copied_s}
 
     async def _entries(self, record: PlanRecord) -> list[log.LogEntry]:
         return await log.get_many(self._context.bus, "samples", (item.sequence for item in record.executions))
@@ -247,11 +253,15 @@ class Stepper:
             self._actor.become(before)
         return found
 
-    async def _write(self, aside: Path) -> None:
+    async def _write(self, aside: Path) -> Callable[[], None]:
         self._lease.check()
-        await self._actor.torch.run(
-            lambda: self.world.save(aside), self._config.trainer.step_timeout_s, "writing the training state"
+        limit_s = self._config.trainer.step_timeout_s
+        began = time.perf_counter()
+        written = await self._actor.torch.run(
+            lambda: self.world.begin_save(aside), limit_s, "copying the training state"
         )
+        self._copied_s += time.perf_counter() - began
+        return lambda: written(limit_s)
 
     def _state(self) -> State:
         meta = CheckpointMeta(

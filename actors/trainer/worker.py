@@ -4,6 +4,7 @@ Invariant: methods marked collective are called on all ranks with equal argument
 from reduced values only, so all ranks refuse together.
 """
 
+import datetime
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -40,15 +41,18 @@ from physarum.actors.trainer.rank_snapshot import RankSnapshot
 from physarum.actors.trainer.replay import replay_metrics
 from physarum.actors.trainer.schedule import Outcome, run_microbatches
 from physarum.actors.trainer.signals import Signals, needed_columns
+from physarum.actors.trainer.state_writing import StateWriting
 from physarum.actors.trainer.world_config import WorldConfig
 
+_WRITING = datetime.timedelta(hours=1)
+"""How long the ranks that write a training state may wait for each other."""
 _COUNTS = ("tokens", "pairs", "minibatches_refused", "critic_refused")
 
 
 class Worker:
     """Model, optimizer and place of one rank."""
 
-    def __init__(self, config: WorldConfig, store: dist.Store, rank: int) -> None:
+    def __init__(self, config: WorldConfig, store: dist.TCPStore, rank: int) -> None:
         """Join the process group and build everything; collective."""
         torch.set_num_threads(config.threads)
         dtype = getattr(torch, config.dtype)
@@ -72,6 +76,10 @@ class Worker:
         learns_values = config.objective == "rl" and self._settings.uses_critic
         self._critic = Critic(config, self.parallel, dtype, self._critic_settings(settings)) if learns_values else None
         self._columns = needed_columns(config.objective, self._settings)
+        self.writing = StateWriting(rank, config.ranks, store)
+        self._saving_group = (
+            dist.new_group(backend="gloo", timeout=_WRITING) if config.checkpoint_format == "torch_dist" else None
+        )
 
     def step(self, sequences: Sequence[TrainSequence], lr: float | None, number: int) -> StepResult:
         """The optimizer steps of one batch, which leaves version `number`; collective.
@@ -168,10 +176,14 @@ class Worker:
         """Rank 0: the Hugging Face tensors of one parameter; collective over the ranks that hold it and rank 0."""
         return export_parameter(self.model, self.exported[index], self.parallel, on_device)
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's share of the training state, in the form that is configured; collective."""
-        form = sharded_checkpoint if self.config.checkpoint_format == "torch_dist" else rank_state
-        form.save(folder, self._holdings(), self.parallel)
+    def begin_save(self, folder: Path) -> None:
+        """Take this rank's share of the training state and go on writing it, in the form that is configured; collective."""
+        if self._saving_group is not None:
+            sharded = sharded_checkpoint.taken(self._holdings(), self.parallel)
+            self.writing.begin(partial(sharded_checkpoint.save, folder, sharded, self._saving_group))
+        else:
+            share = rank_state.taken(self._holdings(), self.parallel)
+            self.writing.begin(partial(rank_state.save, folder, share))
 
     def load(self, folder: Path) -> None:
         """Restore this rank's share, whichever form it was saved in. Raises StateMismatch."""

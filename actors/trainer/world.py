@@ -38,6 +38,7 @@ from physarum.actors.trainer.errors import (
     TrainerError,
     WorldClosed,
     WorldStartError,
+    describe,
 )
 from physarum.actors.trainer.hf_folder import write_hf_folder
 from physarum.actors.trainer.megatron import distributed
@@ -47,7 +48,6 @@ from physarum.actors.trainer.megatron.overrides import check_shareable, sort_ove
 from physarum.actors.trainer.megatron.routing import check_replay
 from physarum.actors.trainer.rank_process import RankProcess
 from physarum.actors.trainer.replay import replayed
-from physarum.actors.trainer.serve import describe
 from physarum.actors.trainer.worker import Worker
 from physarum.actors.trainer.world_config import WorldConfig
 from physarum.weightsync.quantisation.plan import Quantisation
@@ -176,12 +176,19 @@ class World:
             lambda: self._worker.snapshot.write(path, old_bytes, options),
         )
 
-    def save(self, folder: Path) -> None:
-        """Training state (weights, optimizer, schedule, generators) into `folder`, files flushed to disk.
+    def begin_save(self, folder: Path) -> Callable[[float], None]:
+        """Takes the training state (weights, optimizer, schedule, generators) and goes on writing it into `folder` beside what
+        follows; no other save may begin meanwhile.
 
-        Raises StateNotWritten where any rank could not write; the world goes on.
+        Call what is returned with a timeout in seconds, in any thread: once it returns the files are flushed to disk. It
+        raises StateNotWritten where any rank could not write; the world goes on.
         """
-        self._call(lambda: Save(str(folder)), lambda: self._worker.save(folder), StateNotWritten)
+        self._call(lambda: Save(str(folder)), lambda: self._worker.begin_save(folder))
+        return self._worker.writing.written
+
+    def save(self, folder: Path) -> None:
+        """The same, and waits for it."""
+        self.begin_save(folder)(self.config.timeout_s)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote: in a world of the same shape the next step is bit-equal. Raises StateMismatch, of another
@@ -210,6 +217,7 @@ class World:
         """End the other ranks and leave the process group; may be called twice."""
         if self._rank_0 is None:
             return
+        self._rank_0.writing.join()
         grace_s = _CLOSE_GRACE_S
         if self._channel is not None:
             try:
@@ -290,6 +298,8 @@ class World:
         )
 
     def _shut(self, grace_s: float) -> None:
+        if self._rank_0 is not None:
+            self._rank_0.writing.abandon()
         self._rank_0 = None
         _end(self._children, grace_s)
 

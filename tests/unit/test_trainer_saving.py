@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +44,7 @@ class Trainer:
         self.store = Store(folder / "checkpoints")
         self.steps = 0
         self.events: list[str] = []
+        self.copy_failures: list[OSError] = []
         self.write_failures: list[OSError] = []
         self.room = True
         self.saving = Saving(
@@ -65,10 +67,17 @@ class Trainer:
     async def trim(self, durable: DurableRecord) -> None:
         self.events.append(f"trimmed {durable.floor}")
 
-    async def _write(self, aside: Path) -> None:
-        if self.write_failures:
-            raise self.write_failures.pop()
-        (aside / "state").write_text(str(self.steps))
+    async def _write(self, aside: Path) -> Callable[[], None]:
+        if self.copy_failures:
+            raise self.copy_failures.pop()
+        copy = str(self.steps)
+
+        def written() -> None:
+            if self.write_failures:
+                raise self.write_failures.pop()
+            (aside / "state").write_text(copy)
+
+        return written
 
     def _state(self) -> State:
         meta = CheckpointMeta(epoch=1, number=self.steps, steps=self.steps, trained_s=0.0, cursor=Cursor("x").record())

@@ -38,6 +38,8 @@ from physarum.actors.trainer.megatron.record_pickle import read_record
 
 Sharded: TypeAlias = Any
 """Nested dicts and lists whose leaves are Megatron's ShardedTensors and ShardedTensorFactories."""
+Taken: TypeAlias = dict[str, Any]
+"""torch's own form of what one rank writes, by the names in the file."""
 
 
 def is_torch_dist(folder: Path) -> bool:
@@ -49,19 +51,32 @@ def is_torch_dist(folder: Path) -> bool:
     return config is not None and config.sharded_backend == "torch_dist"
 
 
-def write(folder: Path, tree: Sharded, common: Mapping[str, Any]) -> None:
-    """Writes what this rank holds of `tree` into `folder`, one file a rank, flushed; collective. `tree` is used up.
+def taken(tree: Sharded, common: Mapping[str, Any]) -> Taken:
+    """What this rank is to write of `tree` (which is used up), as it is now, on the host.
 
-    `common` is what Megatron-core's own `load` returns beside the tensors. Raises StateNotWritten on all ranks.
+    `common` is what Megatron-core's own `load` returns beside the tensors.
     """
     tensors, _ = save_preprocess(tree)
     rank = torch.distributed.get_rank()
     tensors["common_state"] = ShardedObject("common_state", dict(common), (1,), (0,), replica_id=rank)
     by_key, _, _ = _replace_state_dict_keys_with_sharded_keys(tensors, keep_only_main_replica=True)
+    for shards in by_key.values():
+        for shard in shards:
+            if isinstance(shard, ShardedTensor):
+                shard.data = shard.data.detach().to("cpu", copy=True)
+    state: Taken = mcore_to_pyt_state_dict(by_key)
+    return state
+
+
+def write(folder: Path, state: Taken, group: torch.distributed.ProcessGroup | None = None) -> None:
+    """Writes what each rank has taken into `folder`, one file a rank, flushed; collective over `group` (None: the world).
+
+    Raises StateNotWritten on all ranks.
+    """
     planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        checkpoint.save(mcore_to_pyt_state_dict(by_key), storage_writer=Writer(folder), planner=planner)
-        if rank == 0:
+        checkpoint.save(state, storage_writer=Writer(folder), planner=planner, process_group=group)
+        if torch.distributed.get_rank() == 0:
             save_config(CheckpointingConfig("torch_dist"), str(folder))
     except (CheckpointException, OSError) as error:
         raise StateNotWritten(

@@ -86,8 +86,9 @@ def test_resumed_run_is_bit_equal(model_folder: Folder, make_batch: Batch, start
     expected = weights(world)
     world = start(config)
     world.step(make_batch(seed=0))
-    world.save(tmp_path / "state")
-    world.step(make_batch(seed=9))  # what is lost by going back
+    written = world.begin_save(tmp_path / "state")
+    world.step(make_batch(seed=9))  # while it is written; and what is lost by going back
+    written(30)
     world = start(config)
     world.load(tmp_path / "state")
     resumed = [world.step(make_batch(seed=seed)) for seed in (1, 2)]
@@ -104,9 +105,10 @@ def test_resumed_run_is_bit_equal_with_master_weights(
     config = WorldConfig(hf_folder=str(model_folder()), lr=1e-3, **settings)  # type: ignore[arg-type]
     world = start(config)
     world.step(make_batch(seed=0))
-    world.save(tmp_path)
-    expected = world.step(make_batch(seed=1))
+    written = world.begin_save(tmp_path)
+    expected = world.step(make_batch(seed=1))  # while it is written
     exported = weights(world)
+    written(30)
     world = start(config)
     world.load(tmp_path)
     resumed = world.step(make_batch(seed=1))
