@@ -56,8 +56,8 @@ async def announced(bus: Bus, publisher: Publisher, service: Service) -> AsyncIt
         task.cancel()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
+async def until(condition: Callable[[], bool], limit_s: float = DEADLINE_S) -> None:
+    async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.02)
 

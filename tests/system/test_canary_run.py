@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.weightsync.canary import Trial
 from tests.bench.chaos import RECIPE
-from tests.bench.chaos_run import ChaosRun, stub_overrides
+from tests.bench.chaos_run import ChaosRun, RunStuckError, stub_overrides
 from tests.bench.processes import ROOT
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(280)]
@@ -54,6 +56,24 @@ async def test_refused_versions_reach_no_other_engine(tmp_path: Path) -> None:
     assert set(loaded) <= set(pulled) <= set(published), (
         "each was asked for before it was loaded, again after a failure"
     )
+
+
+async def test_a_first_version_that_is_refused_ends_the_run_by_name(tmp_path: Path) -> None:
+    """Nothing could ever be served: the gate's reason and the remedy are its last words."""
+    run = ChaosRun(
+        RECIPE, tmp_path, "refused",
+        [*stub_overrides(tmp_path / "stub.jsonl"), "stop.steps=3", "engines.policy.count=2",
+         f"engines.policy.canary.gate={HOOKS}:refuse", "engines.policy.canary.args.numbers=[0]"],
+    )  # fmt: skip
+    try:
+        await run.up()
+        with contextlib.suppress(RunStuckError):  # there may be no summary
+            await run.ended()
+        last = run.tail()
+    finally:
+        run.stop()
+    assert re.search(r"policy@1\.0 was refused by its canary \(policy-\d: number 0 is not wanted\)", last), last
+    assert "correct engines.policy.canary" in last
 
 
 def live_labels(journal: Path) -> list[str]:

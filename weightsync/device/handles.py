@@ -19,6 +19,7 @@ import io
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from zmq.utils.monitor import parse_monitor_message
 
 _LONGEST_ANSWER = 2000
+_GRACE_S = 2.0
 
 
 class _Ended(Exception):
@@ -65,7 +67,6 @@ class _Line:
         try:
             while True:
                 self._session()
-                self.sessions += 1
         except _Ended:
             pass
         except Exception as error:  # noqa: BLE001 - told to whoever closes
@@ -82,7 +83,7 @@ class _Line:
         Each connects anew. What is sent while the one before closes its end would be lost with it, so that is waited for.
         """
         number = self._left + 1
-        self._until(lambda: self._came >= number)
+        self._until(lambda: self._came >= number, idle=True)
         refused = self._ask(reduce_tensor(self._buffer))
         if refused:
             self._send(None)  # it waits for that before it ends
@@ -95,7 +96,8 @@ class _Line:
             refused = self._ask(None)
             if refused:
                 raise _Refused(refused)
-        self._until(lambda: self._left >= number)
+        self.sessions += 1
+        self._until(lambda: self._left >= number, idle=True)
 
     def _ask(self, message: Any) -> str:
         """What the engine refuses with, cut; nothing: it agreed."""
@@ -116,14 +118,18 @@ class _Line:
     def _readable(self) -> bool:
         return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
 
-    def _until(self, condition: Callable[[], bool]) -> None:
-        """Raises _Ended when it is stopped first."""
+    def _until(self, condition: Callable[[], bool], idle: bool = False) -> None:
+        """Raises _Ended when it is stopped first; but for one that is `idle`, what the engine has said may be on its way."""
         poller = zmq.Poller()
         for one in (self._socket, self._events, self._stopped):
             poller.register(one, zmq.POLLIN)
+        ends = None
         while not condition():
-            ready = dict(poller.poll())
-            if self._stopped in ready:
+            ready = dict(poller.poll(None if ends is None else max(1e3 * (ends - time.monotonic()), 0)))
+            if self._stopped in ready and ends is None:
+                poller.unregister(self._stopped)
+                ends = time.monotonic() + (0 if idle else _GRACE_S)
+            elif not ready:
                 raise _Ended
             while self._events.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 event = parse_monitor_message(self._events.recv_multipart())["event"]
