@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 EXPIRY_S: Final = 10
 GONE: Final = "gone"
-RETELL_S: Final = 10.0
+RETELL_S: Final = 30.0
 """How often a roll call names a member of which there is no news; who was not named three times in a row is gone."""
 TICK_S: Final = 2.0
 """How often there is a roll call when there is no news at all."""

@@ -23,6 +23,7 @@ from physarum.bus.presence import RETELL_S, TICK_S, Heartbeat, RollCall
 CROWD: Final = 64
 """Members of the roles that are told; half as many end it."""
 SOON_S: Final = 0.1
+"""For each 500 members that there are."""
 LAZY_S: Final = 0.5
 _MOST: Final = 200
 """Members in one message: about 100 KB."""
@@ -40,7 +41,7 @@ class Teller:
         self._told: dict[str, dict[str, _Told]] = {role: {} for role in roles}
         self._at = dict.fromkeys(self._told, 0.0)
         self._clock = clock
-        self.open = False
+        self.open, self.soon_s = False, SOON_S
 
     def look(self, members: Iterable[Heartbeat]) -> Iterator[tuple[str, RollCall]]:
         """(role, what to tell its listeners now)."""
@@ -49,6 +50,7 @@ class Teller:
             if beat.role in present:
                 present[beat.role][beat.instance] = beat
         count = sum(map(len, present.values()))
+        self.soon_s = SOON_S * max(1.0, count / 500)
         was_open, self.open = self.open, count >= CROWD or (self.open and count >= CROWD // 2)
         for role, there in present.items():
             if self.open:

@@ -14,7 +14,7 @@ from physarum.bus.codec import encode
 from physarum.bus.connection import Bus
 from physarum.bus.names import RUN_HEADER
 from physarum.bus.presence import TICK_S, Roster
-from physarum.bus.rollcall import SOON_S, Teller
+from physarum.bus.rollcall import Teller
 
 ROLES: Final = ("engine", "rollout")
 """Every rollout actor listens to both, every engine to the engines."""
@@ -37,7 +37,7 @@ class Herald:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._changed.wait()
-            await asyncio.sleep(SOON_S)
+            await asyncio.sleep(self._teller.soon_s)
             self._changed.clear()
             for role, call in self._teller.look(roster.members):
                 subject = names.rollcall_subject(self._bus.run, role)

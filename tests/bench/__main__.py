@@ -25,6 +25,7 @@ BENCHES: Final = {
     "B6": "tests.bench.bus_tax",
     "B7": "tests.bench.b7_throughput",
     "B8": "tests.bench.b8_trainer",
+    "crowd": "tests.bench.crowd",
     "fleet": "tests.bench.fleet",
     "kernels": "tests.bench.kernels",
 }

@@ -86,6 +86,7 @@ async def test_a_roster_hears_of_everybody_from_one_teller(bus: Bus, publisher: 
         await direct(roster, True)
 
 
+@pytest.mark.slow
 async def test_without_a_teller_what_is_stored_is_read(bus: Bus, publisher: Publisher) -> None:
     async with (
         Roster(bus, "engine").open() as roster,
@@ -94,8 +95,8 @@ async def test_without_a_teller_what_is_stored_is_read(bus: Bus, publisher: Publ
     ):
         await direct(roster, False)
         teller.cancel()
-        await announce(bus, publisher, beat("e-4", 1))
-        await until(roster, "e-0", "e-1", "e-2", "e-3", "e-4")
+        async with beating(bus, publisher, "e-4"):
+            await until(roster, "e-0", "e-1", "e-2", "e-3", "e-4")
         async with told(bus):
             await until(roster, "e-0", "e-1", "e-2", "e-3")
             assert not roster.listens
