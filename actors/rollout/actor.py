@@ -129,10 +129,14 @@ class RolloutActor(Actor):
     async def _emit_report(self, client: EngineClient) -> None:
         intervals = [list(interval) for interval in client.meter.pop()]
         tally, self.tally = self.tally, _tally()
+        replay = client.replay.pop()
+        for name in ("interrupted", "replayed"):
+            self.numbers[name] = self.numbers.get(name, 0) + sum(getattr(one, name) for one in replay.values())
         self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
         self._ask_for(self._router.pop_demand())
-        if intervals or any(tally.values()):
-            await self.context.emit("generation", {**tally, "intervals": intervals})
+        if intervals or replay or any(tally.values()):
+            told = msgspec.to_builtins(replay)
+            await self.context.emit("generation", {**tally, "intervals": intervals, "replay": told})
 
 
 def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str) -> None:
