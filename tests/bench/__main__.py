@@ -28,6 +28,7 @@ BENCHES: Final = {
     "crowd": "tests.bench.crowd",
     "fleet": "tests.bench.fleet",
     "kernels": "tests.bench.kernels",
+    "tail-slots": "tests.bench.tail_slots",
 }
 """Each module has `async measure(size)`, which returns the fields that docs and tests name."""
 RESULTS: Final = Path(__file__).with_name("results")
