@@ -14,8 +14,8 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, Final, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
@@ -30,6 +30,8 @@ from physarum.bus.names import RUN_HEADER
 from physarum.bus.publisher import Publisher
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 EXPIRY_S: Final = 10
 GONE: Final = "gone"
@@ -104,12 +106,8 @@ class Roster:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Roster]:
-        calls = (
-            await self._bus.subscribe(names.rollcall_subject(self._bus.run, self._role), self._on_call)
-            if self._role
-            else None
-        )
         self._direct = await self._bus.subscribe(self._pattern, self._on_beat)
+        calls = await self._listen_to_calls(self._role) if self._role else None
         tasks = [
             asyncio.create_task(self._expire(), name="roster expiry"),
             asyncio.create_task(self._reread(), name="roster reread"),
@@ -125,6 +123,9 @@ class Roster:
                 for subscription in filter(None, (calls, self._direct)):
                     await subscription.unsubscribe()
 
+    async def _listen_to_calls(self, role: str) -> Subscription:
+        return await self._bus.subscribe(names.rollcall_subject(self._bus.run, role), self._on_call)
+
     async def wait_change(self, timeout_s: float) -> bool:
         """Waits for the next change; False when none came in time."""
         self.changed.clear()
@@ -136,18 +137,28 @@ class Roster:
         return True
 
     async def _snapshot(self) -> None:
-        for message in await last_of(self._bus, names.stream(self._bus.run, "presence"), self._pattern):
-            await self._on_beat(message)
+        """Takes in what is stored, and says so once."""
+        messages = await last_of(self._bus, names.stream(self._bus.run, "presence"), self._pattern)
+        self._take_all(beat for message in messages if (beat := self._read(message, Heartbeat)) is not None)
 
     async def _on_beat(self, message: Msg) -> None:
+        beat = self._read(message, Heartbeat)
+        if beat is not None:
+            self._take_all([beat])
+
+    def _read(self, message: Msg, kind: type[T]) -> T | None:
+        """None for what is empty, another run's or unreadable."""
         if not message.data or not self._bus.accept(dict(message.headers or {}), RUN_HEADER):
-            return
+            return None
         try:
-            beat = decode(message.data, Heartbeat)
+            return decode(message.data, kind)
         except CodecError as error:
-            _log.warning("unreadable heartbeat on %s: %s", message.subject, error)
-            return
-        if self._take(beat):
+            _log.warning("unreadable %s on %s: %s", kind.__name__, message.subject, error)
+            return None
+
+    def _take_all(self, beats: Iterable[Heartbeat], left: bool = False) -> None:
+        """`left`: somebody has gone as well."""
+        if sum([self._take(beat) for beat in beats]) or left:
             self._notify()
 
     def _take(self, beat: Heartbeat) -> bool:
@@ -168,12 +179,8 @@ class Roster:
 
     async def _on_call(self, message: Msg) -> None:
         """The first one ends our own listening; the one that ends the roll call begins it again."""
-        if not self._bus.accept(dict(message.headers or {}), RUN_HEADER):
-            return
-        try:
-            call = decode(message.data, RollCall)
-        except CodecError as error:
-            _log.warning("unreadable roll call on %s: %s", message.subject, error)
+        call = self._read(message, RollCall)
+        if call is None:
             return
         self._called_at = time.monotonic()
         if not call.open:
@@ -185,10 +192,8 @@ class Roster:
         if self._direct is not None:
             direct, self._direct = self._direct, None
             await direct.unsubscribe()
-        news = [beat for beat in call.beats if self._take(beat)]
         left = [name for name in call.gone if self._members.pop((str(self._role), name), None) is not None]
-        if news or left:
-            self._notify()
+        self._take_all(call.beats, left=bool(left))
 
     def forget(self, role: str, instance: str) -> None:
         """Drops a member that is known to be dead, without waiting for its expiry."""

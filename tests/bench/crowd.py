@@ -23,11 +23,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest import mock
+from urllib.parse import urlsplit
 
 import numpy as np
-from nats.aio.msg import Msg
 
 from physarum.actors.context import Context, Identity
 from physarum.actors.janitor.actor import JanitorActor
@@ -138,12 +138,13 @@ class _Worker:
             await stack.enter_async_context(roster.open())
         self._router = PresenceRouter(engines, "policy", workers=workers, me=self.name)
 
-    async def listen(self) -> None:
+    async def listen(self) -> asyncio.Transport:
         """As the server sees a roster, whose work would be on another machine."""
-        bus = self.context.bus
-        for role in _ROLES:
-            subject = names.rollcall_subject(bus.run, role) if self._crowd.told else f"ph.{bus.run}.presence.{role}.*"
-            await bus.subscribe(subject, _nothing)
+        run, url = self.context.bus.run, urlsplit(self.context.endpoint.url)
+        told = [names.rollcall_subject(run, role) for role in _ROLES]
+        subjects = told if self._crowd.told else [f"ph.{run}.presence.{role}.*" for role in _ROLES]
+        made = await asyncio.get_running_loop().create_connection(lambda: _Ear(subjects), url.hostname, url.port)
+        return made[0]
 
     async def _work(self, queue: TaskQueue) -> None:
         free_since, held = [time.perf_counter()] * self._crowd.slots, set[asyncio.Task[None]]()
@@ -185,7 +186,8 @@ class _Measurement:
                 stack.callback(asyncio.create_task(work).cancel)
             opened_s = time.perf_counter() - began
             await asyncio.sleep(_SETTLED_S)
-            await asyncio.gather(*(one.listen() for one in self._workers[crowd.routed :]))
+            for ear in await asyncio.gather(*(one.listen() for one in self._workers[crowd.routed :])):
+                stack.callback(ear.close)
             gc.collect()
             gc.freeze()  # a thousand connections are not looked through again and again
             await asyncio.sleep(_SETTLED_S)
@@ -322,7 +324,21 @@ class _Measurement:
         return found
 
 
-async def _nothing(message: Msg) -> None: ...
+class _Ear(asyncio.Protocol):
+    """A NATS connection that takes what it subscribed to and does nothing with it."""
+
+    def __init__(self, subjects: list[str]) -> None:
+        self._subjects = subjects
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        lines = ['CONNECT {"verbose":false,"headers":true,"protocol":1}']
+        lines += [f"SUB {subject} {number}" for number, subject in enumerate(self._subjects, 1)]
+        self._transport.write("".join(f"{line}\r\n" for line in lines).encode())
+
+    def data_received(self, data: bytes) -> None:
+        if b"PING\r\n" in data:
+            self._transport.write(b"PONG\r\n")
 
 
 def _heartbeat(role: str, instance: str, sequence: int, facts: dict[str, Any]) -> Heartbeat:

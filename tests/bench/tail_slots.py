@@ -6,7 +6,8 @@
 
 Three runs of the same length-controlled task with the real trainer, one after the other on the same engines, which are started
 once. `slot_idle`: the share of places x time in which no episode of the place was at an engine, from the end of the last step
-that is not counted to the end of the last one; who waits for an engine is not idle. All of it is read from samples and ledgers.
+that is not counted, until the longest episode's time before the end of the last one: episodes that the run's end cut off have
+left no record. Who waits for an engine is not idle. All of it is read from samples and ledgers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import aiohttp
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.process import EngineProcess, EngineSpec
+from physarum.bus.records import Sample
 from physarum.configs.engine import EngineConfig
 from tests.bench.long_tail import GROUP, measured
 from tests.bench.models import save_qwen3
@@ -41,8 +43,8 @@ _LENGTHS: Final = {
     "full": {"median": 60, "sigma": 1.0, "most": 600},
 }
 _STEPS: Final[dict[str, dict[str, tuple[int, int]]]] = {
-    "smoke": {"samples": (2, 5), "groups": (2, 5), "sync": (1, 3)},
-    "full": {"samples": (3, 11), "groups": (3, 11), "sync": (1, 6)},
+    "smoke": {"samples": (3, 14), "groups": (3, 12), "sync": (1, 6)},
+    "full": {"samples": (4, 15), "groups": (4, 13), "sync": (1, 6)},
 }
 """(not counted, in all)."""
 
@@ -62,7 +64,9 @@ async def measure(size: str) -> dict[str, Any]:
                     "stop.steps": steps,
                 }
                 await actorctl("up", RECIPE, settings, place / f"{kind}.log")
-                found = measured(*await recorded(place / kind), warm, slots=_PLACES[size])
+                samples, done = await recorded(place / kind)
+                found = measured(samples, done, warm, slots=_PLACES[size])
+                found["slot_idle"] = _idle(samples, done[warm - 1].finished_at, done[-1].finished_at, _PLACES[size])
                 rows.append({"slot": kind, **found})
                 _log.info("%s: %s", kind, found)
     idle = {row["slot"]: row["slot_idle"] for row in rows}
@@ -73,6 +77,16 @@ async def measure(size: str) -> dict[str, Any]:
         "lengths": _LENGTHS[size],
         **{f"{kind}_slot_idle": share for kind, share in idle.items()},
     }
+
+
+def _idle(samples: Sequence[Sample], began: float, ended: float, places: int) -> float:
+    """As the module says. Raises ValueError where the run was shorter than its longest episode."""
+    events = [event for one in samples for event in one.events if event.kind == "engine"]
+    ended -= max(event.end - event.start for event in events if event.start >= began)
+    if ended <= began:
+        raise ValueError(f"the counted steps end {began - ended:.1f} s before an episode can: count more of them")
+    busy = sum(max(0.0, min(event.end, ended) - max(event.start, began)) for event in events)
+    return round(1 - busy / (places * (ended - began)), 4)
 
 
 def _settings(place: Path, kind: str, size: str, vocabulary: int) -> dict[str, Any]:
@@ -87,6 +101,8 @@ def _settings(place: Path, kind: str, size: str, vocabulary: int) -> dict[str, A
         "rollout.generate": f"{hooks}:{'generate_group' if whole else 'generate'}",
         "rollout.slots": _PLACES[size] // 2 // (GROUP if whole else 1),
         "trainer.groups_per_batch": _GROUPS[size],
+        # A group that is one execution has nothing to be compared with; how advantages are made costs no slot anything.
+        **({"trainer.algorithm.advantage": "reinforce++"} if whole else {}),
         "age.bound": 0 if kind == "sync" else 4,
     }
 
