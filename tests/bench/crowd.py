@@ -1,9 +1,9 @@
 """A thousand rollout actors on one bus: how soon a task is with a worker, what it costs the server, whether anybody starves.
 
-Each worker is what the server knows of a rollout actor: a connection, heartbeats, subscriptions to the presence of engines and
-workers, claims, and the product's task queue with a waiting request on each class; an episode is a pause. `routed` of them also
-take in what they hear and share engines. The janitor is the product's, engines are announcements. All share one process beside
-the server, so `loop_lag_p99_ms` is part of every time.
+Each worker is what the server knows of a rollout actor: a connection, heartbeats, reports, subscriptions to the presence of
+engines and workers, claims, and the product's task queue with a waiting request on each class; an episode is a pause. `routed`
+of them also take in what they hear and share engines. The janitor is the product's, engines are announcements. All share one
+process beside the server, so `loop_lag_p99_ms` is part of every time.
 
     idle        tasks come one by one, most workers are free: from publishing a task to its lease
     saturated   more tasks than places: from a free place to its next task; how evenly tasks are spread
@@ -34,7 +34,7 @@ from physarum.actors.janitor.actor import JanitorActor
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.wire import publish_task
-from physarum.bus import log, names, rollcall
+from physarum.bus import log, metrics, names, rollcall
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
 from physarum.bus.presence import Heartbeat, Roster, announce
@@ -46,6 +46,9 @@ from tests.bench.stage import Stage, open_stage
 RECIPE: Final = Path(__file__).with_name("bus_tax.yaml")
 _ROLES: Final = ("engine", "rollout")
 _BEAT_S: Final = 2.0
+_REPORT_S: Final = 1.0
+_REPORT: Final[dict[str, object]] = {"tokens": 10_000, "prompt_tokens": 1000, "episodes": 1, "intervals": [[1e9, 1e9]]}
+"""What a rollout actor says of its generation while it has requests."""
 _LOAD_S: Final = 1.0
 """Between announcements of an engine, which carry its load."""
 _OPENED_AT_ONCE: Final = 20
@@ -262,12 +265,14 @@ class _Measurement:
             )
 
     async def _beats(self) -> None:
-        """Each worker's heartbeat, evenly over the period."""
+        """Each worker's heartbeat and reports, evenly over the period."""
         publisher, facts = await Publisher(self._stage.bus).start(), {"demand": self._crowd.slots}
 
         async def later(delay_s: float, beat: Heartbeat) -> None:
             await asyncio.sleep(delay_s)
             await announce(self._stage.bus, publisher, beat)
+            for _ in range(int(_BEAT_S / _REPORT_S)):
+                await metrics.emit(self._stage.bus, "rollout", beat.instance, "generation", _REPORT)
 
         for sequence in count(1):
             beats = [_heartbeat("rollout", worker.name, sequence, facts) for worker in self._workers]
