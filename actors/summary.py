@@ -37,6 +37,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.tokens_generated: int | None = None
+        self.replay: dict[str, Counter[str]] = {}
         self.versions: set[str] = set()
         self.pauses_s: list[float] = []
         self.transports: Counter[str] = Counter()
@@ -50,6 +51,8 @@ class Tally:
             case "generation":
                 self.tokens_generated = (self.tokens_generated or 0) + int(values["tokens"])
                 self._generating += [(float(start), float(end)) for start, end in values.get("intervals", ())]
+                for kind, tokens in values.get("replay", {}).items():
+                    self.replay.setdefault(kind, Counter()).update(tokens)
                 if len(self._generating) > _MERGE_AT:
                     self._generating = union(self._generating)
             case "publish":
@@ -110,6 +113,7 @@ def build(facts: Facts, tally: Tally, closed: Account) -> dict[str, Any]:
         "setup_seconds": _setup(facts.start_model, tally),
         "tokens_generated": tally.tokens_generated,
         "tokens_trained": closed.tokens.trained,
+        "replay": {kind: dict(tokens) for kind, tokens in sorted(tally.replay.items())},
         "trainer_wait_share": _rounded(_waited_s(facts) / seconds) if seconds else None,
         "overlap_share": _rounded(overlap_share(steps, tally.generating)),
         "age_bound": facts.age_bound,

@@ -44,6 +44,7 @@ from physarum.agents.held import Held, check_sampling
 from physarum.agents.journal import Journal
 from physarum.agents.meter import BusyMeter
 from physarum.agents.protocols import Generation, TokenIds, Tokenizer
+from physarum.agents.replay import Kind, Replay
 from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
 from physarum.agents.routing import EngineRef, Router
 from physarum.bus.records import Task
@@ -122,6 +123,7 @@ class EngineClient:
         self.on_sent: Callable[[], None] = lambda: None
         self.journal: Journal | None = None
         self.meter = meter or BusyMeter()
+        self.replay = Replay()
         self.flaws: Counter[str] = Counter()
         self.retried: Counter[str] = Counter()
 
@@ -186,6 +188,8 @@ class EngineClient:
             try:
                 reply = await self._send(held, retries)
             except (EngineFailedError, OffPinError, aiohttp.ClientError, TimeoutError) as error:
+                if not isinstance(error, aiohttp.ClientConnectorError):
+                    held.interrupted = "lost"
                 await self._retry_later(held, retries, error)
                 continue
             if not held.finished and not self._resume:
@@ -220,7 +224,8 @@ class EngineClient:
         finally:
             self._router.release(ref)
         self._count_flaw(reply, ref, rid)
-        held.add(reply, rid)
+        self._count_replay(reply, len(prompt), held.continued_by(ref.instance))
+        held.add(reply, rid, ref.instance)
         return reply
 
     async def _pick(self, held: Held, prompt: npt.NDArray[np.int32], retries: Retries) -> EngineRef:
@@ -303,6 +308,11 @@ class EngineClient:
             raise OffPinError(
                 f"engine {ref.instance} made tokens with {off[0]}; the task is pinned to number {self._pin}"
             )
+
+    def _count_replay(self, reply: Reply, prompt: int, interrupted: Kind | None) -> None:
+        if interrupted is not None and (len(reply.token_ids) or reply.finish_reason != "abort"):
+            self.replay.continued(interrupted, prompt, reply.cached_tokens)
+        self.replay.answered(prompt, reply.spans, reply.retractions)
 
     def _count_flaw(self, reply: Reply, ref: EngineRef, rid: str) -> None:
         if reply.flaw is not None:

@@ -36,6 +36,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     flaw: Flaw | None
     conservative: bool = False
     """The engine did not say which version made which token: all carry the oldest that may have."""
+    retractions: int = 0
+    """How often the engine gave up its KV and computed it again."""
 
 
 class _Finish(msgspec.Struct):
@@ -55,6 +57,7 @@ class _Meta(msgspec.Struct):
     output_token_logprobs: list[tuple[float | None, int, str | None]] = []
     prompt_tokens: int = _NOT_SAID
     cached_tokens: int = 0
+    num_retractions: int = 0
 
 
 class _Body(msgspec.Struct):
@@ -108,6 +111,7 @@ def parse_reply(body: bytes, url: str, prompt_len: int, single_version: Callable
         cached_tokens=meta.cached_tokens,
         flaw=flaw,
         conservative=meta.weight_versions is None,
+        retractions=meta.num_retractions,
     )
 
 

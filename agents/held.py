@@ -15,6 +15,7 @@ import numpy.typing as npt
 from physarum.agents.engine_wire import Reply
 from physarum.agents.errors import SamplingError
 from physarum.agents.protocols import FinishReason, Generation
+from physarum.agents.replay import Kind
 from physarum.bus.version import Span, append_span
 
 DEFAULT_MAX_NEW_TOKENS: Final = 256
@@ -57,6 +58,10 @@ class Held:
         self._started_at = time.time()
         self._rid = ""
         self._adopted_flaws: tuple[str, ...] = ()
+        self.engine = ""
+        """The engine that answered last."""
+        self.interrupted: Kind | None = None
+        """What ended the last request before its time; None where the next one is the first."""
 
     @property
     def count(self) -> int:
@@ -89,15 +94,22 @@ class Held:
             rest["min_new_tokens"] = max(0, self._sampling["min_new_tokens"] - self.count)
         return {**self._sampling, **rest}
 
-    def add(self, reply: Reply, rid: str) -> None:
+    def add(self, reply: Reply, rid: str, engine: str = "") -> None:
         self._replies.append(reply)
         self._rid = rid
+        if len(reply.token_ids) or reply.finish_reason != "abort":  # else it never ran there
+            self.engine, self.interrupted = engine, "aborted" if reply.finish_reason == "abort" else None
+
+    def continued_by(self, engine: str) -> Kind | None:
+        """What the request was interrupted by that `engine` now goes on with."""
+        return "moved" if self.interrupted == "aborted" and engine != self.engine else self.interrupted
 
     def adopt(self, generation: Generation) -> None:
         """Holds what an earlier run made of the same request; an unfinished one only where an engine may go on with it."""
         if generation.finish_reason == "abort" and not self.continuable:
             return
         self._started_at, self._rid, self._adopted_flaws = generation.started_at, generation.rid, generation.flaws
+        self.interrupted = "handed_over"
         self._replies.append(
             Reply(
                 token_ids=generation.token_ids,

@@ -90,5 +90,10 @@ def full_subject(run: str, key: str) -> str:
     return f"ph.{run}.full.{key}"
 
 
+def rollcall_subject(run: str, role: str) -> str:
+    """Where one process tells everybody what changed in the presence of a role."""
+    return f"ph.{run}.rollcall.{role}"
+
+
 def control_subject(run: str, role: str, instance: str, verb: str) -> str:
     return f"ph.{run}.control.{role}.{instance}.{verb}"

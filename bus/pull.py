@@ -64,7 +64,7 @@ class Puller:
         A cancelled fetch loses nothing: what it had received is the next fetch's.
         """
         async with self._turn:
-            if len(self._messages) < batch:
+            if len(self._messages) < batch and (batch > 1 or wait_s <= 0):  # for one message, waiting is asking, too
                 await self._request(batch - len(self._messages), batch, None)
             if not self._messages and wait_s > 0:
                 await self._request(1, 1, wait_s)

@@ -22,6 +22,7 @@ def summary_rows(name: str, summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("training time", "-" if seconds is None else duration(seconds)),
         ("set-up: start model, engine", f"{_seconds(setup['sft'])}{cached}, {_seconds(setup['engine_start'])}"),
         ("tokens generated, trained", f"{_amount(summary['tokens_generated'])}, {_amount(summary['tokens_trained'])}"),
+        ("tokens interrupted, replayed", _replayed(summary.get("replay", {}))),
         ("trainer waited", _share(summary["trainer_wait_share"])),
         ("engines generating", _share(summary["overlap_share"])),
         ("oldest trained token", f"age {_plain(summary['max_trained_age'])} (bound {summary['age_bound']})"),
@@ -31,6 +32,15 @@ def summary_rows(name: str, summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", _plain(summary["model_dir"])),
         ("account", account_line(account)),
     ]
+
+
+def _replayed(replay: dict[str, dict[str, int]]) -> str:
+    """In all, and the kinds of interruption with what was prefilled again for each (agents/replay.py)."""
+    if not replay:
+        return "none"
+    interrupted, replayed = (sum(one[name] for one in replay.values()) for name in ("interrupted", "replayed"))
+    kinds = ", ".join(f"{kind} {one['times']}x: {_amount(one['replayed'])}" for kind, one in replay.items())
+    return f"{_amount(interrupted)}, {_amount(replayed)} ({kinds})"
 
 
 def account_line(account: dict[str, Any]) -> str:

@@ -2,18 +2,21 @@
 
     presence: a process is gone --> its claims (CLAIMS) --> NAK on each acknowledgement subject --> redelivered
 
-Without it they come back all the same, after `bus.ack_wait_s`. One janitor acts under a lease; further ones stand by.
+Without it they come back all the same, after `bus.ack_wait_s`. One janitor acts under a lease; further ones stand by. Since it
+hears everybody, it also holds the roll call for those who would listen to a thousand others (herald.py).
 Returning a message that its worker still processes (it was only thought dead) costs a second execution, which the
 planner drops as a duplicate; nothing is lost either way.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import ClassVar, Final
 
 from nats.aio.msg import Msg
 
+from physarum.actors.janitor.herald import Herald
 from physarum.actors.leadership import leading
 from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
@@ -24,6 +27,8 @@ from physarum.bus.register import Register
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 60.0
+_PAUSE_S: Final = 0.05
+"""Between looks: a thousand actors change something a thousand times a second."""
 
 Process = tuple[str, str, float]
 
@@ -41,12 +46,15 @@ class JanitorActor(Actor):
 
     async def _watch(self) -> None:
         claims: Register[ClaimRecord] = Register(self.bus, self.publisher, "claims", ClaimRecord)
-        async with Roster(self.bus).open() as roster:
+        herald = Herald(self.bus)
+        async with Roster(self.bus, on_change=herald.heard).open() as roster, asyncio.TaskGroup() as group:
+            group.create_task(herald.run(roster), name="roll call")
             self.become("ready")
             present = _processes(roster)
             await self._return_all(claims, await self._left_behind(claims, present))
             while True:
                 await roster.wait_change(_LOOK_S)
+                await asyncio.sleep(_PAUSE_S)
                 now = _processes(roster)
                 await self._return_all(claims, present - now)
                 present = now

@@ -51,6 +51,8 @@ _REPORT_S: Final = 1.0
 _HAND_OVER_S: Final = 10.0
 """For storing what a drained episode generated; the supervisor kills an actor that drains much longer."""
 
+_NO_NEWS: Final = 1 / 8
+
 _BAD_REQUEST: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 """What an engine says of the request itself. Other statuses may say something of the server."""
 
@@ -116,18 +118,25 @@ class RolloutActor(Actor):
             await self._emit_report(client)
 
     def _ask_for(self, demand: int) -> None:
-        """Tells the others what this worker asks of the engines, at once where it is another magnitude: shares follow it."""
-        before, self.facts = self.facts.get("demand", 0), {**self.facts, "demand": demand}
+        """Tells the others what this worker asks of the engines: at once where it is another magnitude, since shares follow it;
+        a little less than was told is no news, since all others would hear of it."""
+        before = self.facts.get("demand", 0)
+        if demand > before or demand < before * (1 - _NO_NEWS):
+            self.facts = {**self.facts, "demand": demand}
         if not before / 2 <= demand <= before * 2:
             self.announce()
 
     async def _emit_report(self, client: EngineClient) -> None:
         intervals = [list(interval) for interval in client.meter.pop()]
         tally, self.tally = self.tally, _tally()
+        replay = client.replay.pop()
+        for name in ("interrupted", "replayed"):
+            self.numbers[name] = self.numbers.get(name, 0) + sum(getattr(one, name) for one in replay.values())
         self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
         self._ask_for(self._router.pop_demand())
-        if intervals or any(tally.values()):
-            await self.context.emit("generation", {**tally, "intervals": intervals})
+        if intervals or replay or any(tally.values()):
+            told = msgspec.to_builtins(replay)
+            await self.context.emit("generation", {**tally, "intervals": intervals, "replay": told})
 
 
 def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str) -> None:

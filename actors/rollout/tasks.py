@@ -2,13 +2,15 @@
 
 JetStream has no priorities and refuses overlapping work-queue filters, so each class has a consumer of its own. When a
 slot is free the classes are asked in order; when none has anything, one waiting request stays open on each of them, and
-whatever comes first is taken. At most one task per class is leased beyond the free slots; it starts next.
+whatever comes first is taken. At most one task per class is leased beyond the free slots; it starts next. A waiting request
+is made again when it expires, and nothing else is asked for: a thousand workers that wait cost the server little.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final, Literal
@@ -72,10 +74,12 @@ class TaskQueue:
                     await _any(stop, self._freed)
                     continue
                 delivery = self._take() or await self._ask()
+                while delivery is None and not draining.is_set():
+                    await self._wait(stop)
+                    delivery = self._take()
                 if delivery is not None:
                     self._used += 1
                     return delivery
-                await self._wait(stop)
             return None
         finally:
             stop.cancel()
@@ -107,7 +111,7 @@ class TaskQueue:
 
     async def _await_one(self, name: str) -> None:
         try:
-            wait_s = self._context.config.bus.fetch_timeout_s
+            wait_s = self._context.config.bus.fetch_timeout_s * random.uniform(0.5, 1.5)  # never all workers at once
             self._ready[name].extend(await self._queues[name].fetch(1, wait_s))
         finally:
             del self._waiting[name]

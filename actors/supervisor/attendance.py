@@ -31,7 +31,7 @@ class Attendance:
         self, bus: Bus, publisher: Publisher, config: SupervisorConfig, on_hung: Callable[[str], None]
     ) -> None:
         self._bus, self._publisher = bus, publisher
-        self.roster = Roster(bus, None, self._on_change)
+        self.roster = Roster(bus, on_beat=self._on_beat)
         self._limit_s = config.heartbeat_limit_s
         self._silence = Silence(config.heartbeat_s, config.heartbeat_limit_s)
         self._on_hung = on_hung
@@ -65,16 +65,15 @@ class Attendance:
         except BusError as error:
             _log.info("the end of %s was not announced: %s", instance, error)
 
-    def _on_change(self) -> None:
-        for beat in self.roster.members:
-            last = self._last.get(beat.instance)
-            if last is not None and (last.pid, last.sequence) == (beat.pid, beat.sequence):
-                continue
-            self._last[beat.instance] = beat
-            if beat.role == SUPERVISOR:
-                self._tick()
-            else:
-                self._heard(beat)
+    def _on_beat(self, beat: Heartbeat) -> None:
+        last = self._last.get(beat.instance)
+        if beat.state == GONE or (last is not None and (last.pid, last.sequence) == (beat.pid, beat.sequence)):
+            return
+        self._last[beat.instance] = beat
+        if beat.role == SUPERVISOR:
+            self._tick()
+        else:
+            self._heard(beat)
 
     def _heard(self, beat: Heartbeat) -> None:
         if beat.state not in (STARTING, "draining"):

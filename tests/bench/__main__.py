@@ -25,8 +25,10 @@ BENCHES: Final = {
     "B6": "tests.bench.bus_tax",
     "B7": "tests.bench.b7_throughput",
     "B8": "tests.bench.b8_trainer",
+    "crowd": "tests.bench.crowd",
     "fleet": "tests.bench.fleet",
     "kernels": "tests.bench.kernels",
+    "tail-slots": "tests.bench.tail_slots",
 }
 """Each module has `async measure(size)`, which returns the fields that docs and tests name."""
 RESULTS: Final = Path(__file__).with_name("results")

@@ -72,7 +72,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 await actorctl("up", RECIPE, settings, place / f"{kind}.log")
             finally:
                 _keep_logs(place, kind, options.logs)
-            found[kind] = _measured(*await recorded(place / kind), options.warm, slots=128 if cuda else 16)
+            found[kind] = measured(*await recorded(place / kind), options.warm, slots=128 if cuda else 16)
             _log.info("%s: %s", kind, found[kind])
     return {
         "bench": "long-tail", "host": host.describe(), "versions": host.versions(), "devices": torch.cuda.device_count(),
@@ -93,7 +93,7 @@ def _keep_logs(place: Path, kind: str, logs: Path | None) -> None:
             (logs / f"{kind}-{log.name}").write_bytes(log.read_bytes()[-(1 << 20) :])
 
 
-def _measured(samples: Sequence[Sample], steps: Sequence[StepRecord], warm: int, slots: int) -> dict[str, Any]:
+def measured(samples: Sequence[Sample], steps: Sequence[StepRecord], warm: int, slots: int) -> dict[str, Any]:
     """Between the end of the last step that is not counted and the end of the last one."""
     began, counted = steps[warm - 1].finished_at, steps[warm:]
     seconds = counted[-1].finished_at - began

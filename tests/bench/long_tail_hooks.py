@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import numpy as np
@@ -33,16 +34,27 @@ class LongTail:
         return {"prompt": prompt, "metadata": {"tokens": np.clip(lengths, 16, self._most).astype(int).tolist()}}
 
 
+async def generate_group(task: Task, client: Client) -> list[Sample]:
+    """Hook `rollout.generate` of a slot that is a whole group: one task, all members at once, done with the longest."""
+    members = range(len(task.metadata["tokens"]))
+    made = await asyncio.gather(*(_member(task, client, member) for member in members))
+    return list(made)
+
+
 async def generate(task: Task, client: Client) -> list[Sample]:
     """Hook `rollout.generate`."""
+    return [await _member(task, client, task.member)]
+
+
+async def _member(task: Task, client: Client, member: int) -> Sample:
     trajectory = Trajectory(task.prompt)
-    wanted = int(task.metadata["tokens"][task.member])
+    wanted = int(task.metadata["tokens"][member])
     trajectory.append_generated(
         await client.generate(trajectory.token_ids, {"ignore_eos": True}, max_new_tokens=wanted)
     )
-    return [trajectory.sample(status="completed")]
+    return trajectory.sample(status="completed")
 
 
-def reward(execution: Execution) -> float:
+def reward(execution: Execution) -> list[float]:
     """Hook `reward.hook`: something that differs within a group."""
-    return float(execution.samples[0].token_ids[-1] % 2)
+    return [float(sample.token_ids[-1] % 2) for sample in execution.samples]

@@ -459,3 +459,51 @@ async def test_through_a_router_the_session_is_named_and_no_version() -> None:
         await episode.generate([1, 4, 5])
     assert keys == ["s/0/0/0:", "s/0/0/0:"]
     assert all("extra_key" not in body for body in fake.bodies)
+
+
+def told(client: EngineClient) -> dict[str, tuple[int, int, int]]:
+    return {kind: (one.times, one.interrupted, one.replayed) for kind, one in client.replay.pop().items()}
+
+
+async def test_what_an_abort_costs_is_what_the_engine_no_longer_had() -> None:
+    """Three tokens of context are gone on with; all but the last one were still cached."""
+    async with engine(says([4, 8], "abort"), says([], "abort"), says([16], "length", cached_tokens=2)) as (_, client):
+        await client.generate([1], max_new_tokens=3)
+        assert told(client) == {"aborted": (1, 3, 1)}
+        assert told(client) == {}
+
+
+async def test_what_a_drain_costs_is_the_whole_context() -> None:
+    class Another(Fake):
+        async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
+            return EngineRef((await super().pick(deadline_s, wanted)).url, f"e{self.picked}", "p@0.9")
+
+    fake = Another([says([4, 8], "abort"), says([16], "length", cached_tokens=0)])
+    app = web.Application()
+    app.router.add_post("/generate", fake.handle)
+    async with TestServer(app) as server, open_session() as session:
+        fake.url = str(server.make_url("/"))
+        client = EngineClient(session, fake, FolderTokenizer(Path("unused")))
+        await client.generate([1], max_new_tokens=3)
+    assert told(client) == {"moved": (1, 3, 3)}
+
+
+async def test_a_broken_answer_costs_the_prompt_and_a_refused_connection_nothing() -> None:
+    async with engine(drops, says([4], cached_tokens=0)) as (fake, client):
+        await client.generate([1, 2])
+        assert told(client) == {"lost": (1, 2, 2)}
+        fake.url = "http://127.0.0.1:9"
+        with pytest.raises(EngineUnavailableError):
+            await client.generate([1])
+        assert told(client) == {}
+
+
+async def test_another_workers_tokens_are_prefilled_again() -> None:
+    async with engine(says([4, 8], "abort"), resume_aborted=False) as (_, client):
+        first = client.for_task(plain_task())
+        await first.generate([1], max_new_tokens=3)
+        assert first.journal is not None
+        begun = first.journal.begun()
+    async with engine(says([16], "length", cached_tokens=0)) as (_, client):
+        await client.for_task(plain_task(begun=begun)).generate([1], max_new_tokens=3)
+        assert told(client) == {"handed_over": (1, 3, 3)}

@@ -63,8 +63,18 @@ def test_percentiles_interpolate_between_ranks() -> None:
 def test_a_whole_run() -> None:
     tally = Tally()
     for one in (
-        metric("generation", tokens=300, intervals=[[100.0, 104.0], [103.0, 106.0]]),
-        metric("generation", tokens=200, intervals=[]),
+        metric(
+            "generation",
+            tokens=300,
+            intervals=[[100.0, 104.0], [103.0, 106.0]],
+            replay={"aborted": {"times": 1, "interrupted": 100, "replayed": 1}},
+        ),
+        metric(
+            "generation",
+            tokens=200,
+            intervals=[],
+            replay={"aborted": {"times": 2, "interrupted": 300, "replayed": 2}},
+        ),
         metric("publish", version="policy@1.0"),
         metric("publish", version="policy@1.1"),
         metric("publish", version="policy@1.1"),
@@ -99,6 +109,7 @@ def test_a_whole_run() -> None:
         "setup_seconds": {"sft": 12.5, "sft_cached": True, "engine_start": 40.0},
         "tokens_generated": 500,
         "tokens_trained": 0,
+        "replay": {"aborted": {"times": 3, "interrupted": 400, "replayed": 3}},
         "trainer_wait_share": 0.3,
         "overlap_share": 0.7143,
         "age_bound": 2,
