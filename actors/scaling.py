@@ -115,7 +115,7 @@ def _group(config: RootConfig, text: str) -> str:
 def _check(config: RootConfig, name: str, count: int) -> None:
     if not 0 <= count <= MOST:
         raise RunUnfitError(f"{name} would have {count} actors; expected from 0 to {MOST}")
-    gpus = config.engines[name].gpus if name not in ROLES else getattr(config, name).gpus
+    gpus = config.engines[name].gpus_asked if name not in ROLES else bool(getattr(config, name).gpus)
     most = len(groups(config)[name])
     if gpus and count > most:
         raise RunUnfitError(

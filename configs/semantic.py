@@ -191,7 +191,8 @@ def _sequence_length(config: RootConfig) -> Iterator[_Finding]:
     contexts = [
         (length, f"engines.{name}.sglang.context-length")
         for name, group in config.engines.items()
-        if group.model is None and isinstance(length := group.sglang.get("context-length"), int)
+        for length in group.values_of("context-length")
+        if group.model is None and isinstance(length, int)
     ]
     answer = (config.rollout.sampling.max_new_tokens + 1, "rollout.sampling.max_new_tokens")
     longest, option = max(contexts, default=answer)
@@ -212,9 +213,10 @@ def _answers_fit(config: RootConfig) -> Iterator[_Finding]:
             sampling = config.evaluation.sampling_of(part)
             asked.append((("evaluation", *key, "sampling", "max_new_tokens"), sampling.max_new_tokens))
     for name, group in config.engines.items():
-        context = group.sglang.get("context-length")
-        if group.model is not None or not isinstance(context, int):
+        lengths = [length for length in group.values_of("context-length") if isinstance(length, int)]
+        if group.model is not None or not lengths:
             continue
+        context = min(lengths)
         for key, tokens in asked:
             if tokens >= context:
                 option = f"engines.{name}.sglang.context-length"
@@ -371,7 +373,7 @@ def _autoscale(config: RootConfig) -> Iterator[_Finding]:
         section, gpus, count = (
             ("rollout", config.rollout.gpus, config.rollout.count)
             if name == "rollout"
-            else (f"engines.{name}", started[name].gpus, started[name].count)
+            else (f"engines.{name}", started[name].gpus_asked, started[name].instances)
         )
         if gpus and group.most > count:
             found = f"`{dotted(key)}.most: {group.most}` with `{section}.count: {count}` and `{section}.gpus`"

@@ -27,6 +27,7 @@ from physarum.actors.actorctl.evals import evals
 from physarum.actors.actorctl.export import export
 from physarum.actors.actorctl.fork import fork
 from physarum.actors.actorctl.import_ import import_file
+from physarum.actors.actorctl.import_slime import import_slime
 from physarum.actors.actorctl.ledger import refuse_open
 from physarum.actors.actorctl.ledger_text import sample_text, step_text, version_text
 from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
@@ -61,6 +62,7 @@ for _name, _command in (
     ("fork", fork),
     ("export", export),
     ("import", import_file),
+    ("import-slime", import_slime),
 ):
     app.command(_name, context_settings=SETTINGS, epilog=exits.HELP)(_command)
 

@@ -43,7 +43,7 @@ class EngineActor(Actor):
 
     async def run(self) -> None:
         self._group = self.context.identity.instance.rsplit("-", 1)[0]
-        self._settings: EngineConfig = self.config.engines[self._group]
+        self._settings: EngineConfig = self.config.engines[self._group].of_server(self.context.identity.index)
         self.facts = {"group": self._group}
         self._following: Following | None = None
         async with AsyncExitStack() as stack:

@@ -65,11 +65,10 @@ class Launcher:
 
     def gpus(self, role: str, instance: str) -> tuple[int, ...]:
         """The instance's part of its group's devices: an equal share, or one shared with others when they are fewer."""
-        number = int(instance.rsplit("-", 1)[1])
-        held = self._devices.get(_group(role, instance), ())
+        name, number, count = _share(self._config, role, instance)
+        held = self._devices.get(name, ())
         if not held:
             return ()
-        count = 1 if role == "trainer" else _count(self._config, role, instance)
         if len(held) < count:
             return (held[number % len(held)],)
         share, more = divmod(len(held), count)
@@ -83,31 +82,28 @@ class Launcher:
         return {**_DEFAULTS, **os.environ, **ours, **_user_variables(self._config, role, instance)}
 
 
-def _group(role: str, instance: str) -> str:
-    """The name under which `assign_devices` lists an actor's group."""
-    return f"engines.{_engine_group(instance)}" if role == "engine" else role
-
-
-def _engine_group(instance: str) -> str:
-    return instance.rsplit("-", 1)[0]
-
-
-def _count(config: RootConfig, role: str, instance: str) -> int:
+def _share(config: RootConfig, role: str, instance: str) -> tuple[str, int, int]:
+    """The name under which `assign_devices` lists the devices of which an actor has a share; its number among how many."""
+    group, _, text = instance.rpartition("-")
     match role:
+        case "engine" if config.engines[group].servers:
+            place = config.engines[group].place(int(text))
+            return f"engines.{group}.servers.{place.part}", place.number, config.engines[group].parts[place.part].count
         case "engine":
-            return config.engines[_engine_group(instance)].instances
+            return f"engines.{group}", int(text), config.engines[group].instances
         case "rollout":
-            return config.rollout.count
+            return role, int(text), config.rollout.count
         case "reward":
-            return config.reward.count
+            return role, int(text), config.reward.count
         case _:
-            return 1
+            return role, int(text), 1
 
 
 def _user_variables(config: RootConfig, role: str, instance: str) -> dict[str, str]:
     match role:
         case "engine":
-            return config.engines[_engine_group(instance)].env
+            group, _, number = instance.rpartition("-")
+            return config.engines[group].of_server(int(number)).env
         case "rollout":
             return config.rollout.env
         case "reward":
