@@ -12,6 +12,7 @@ ROLES: Final = {
     "checkpoint": "physarum.actors.checkpoint.actor:CheckpointActor",
     "source": "physarum.actors.source.actor:SourceActor",
     "engine": "physarum.actors.engine.actor:EngineActor",
+    "router": "physarum.actors.router.actor:RouterActor",
     "rollout": "physarum.actors.rollout.actor:RolloutActor",
     "reward": "physarum.actors.reward.actor:RewardActor",
     "trainer": "physarum.actors.trainer.actor:TrainerActor",
@@ -51,6 +52,9 @@ def instances(config: RootConfig) -> list[tuple[str, str]]:
                 for group, engine in config.engines.items()
                 for number in range(engine.instances)
             ]
+        elif role == "router":
+            started = [group for group, engine in config.engines.items() if engine.start_router is not None]
+            wanted += [("router", f"router-{group}-0") for group in started]
         else:
             wanted += [(role, f"{role}-{number}") for number in range(counts[role])]
     return wanted

@@ -299,10 +299,12 @@ def _external_engines(config: RootConfig) -> Iterator[_Finding]:
 def _engine_routers(config: RootConfig) -> Iterator[_Finding]:
     """Who asks a router does not know which engine answers, so it cannot keep the prefixes of versions apart."""
     for name, group in config.engines.items():
-        if group.router is not None and group.pause == "in_place" and not group.sglang.get("disable-radix-cache"):
-            found = f"`engines.{name}.router` with `engines.{name}.pause: in_place` and a prefix cache"
+        option = "router" if group.router is not None else "start_router"
+        through = group.router is not None or group.start_router is not None
+        if through and group.pause == "in_place" and not group.sglang.get("disable-radix-cache"):
+            found = f"`engines.{name}.{option}` with `engines.{name}.pause: in_place` and a prefix cache"
             remedy = f"set `engines.{name}.pause: retract`, or `engines.{name}.sglang.disable-radix-cache: true`"
-            yield ("engines", name, "router"), found, "engines that hold no prefix of older weights", remedy
+            yield ("engines", name, option), found, "engines that hold no prefix of older weights", remedy
 
 
 def _quantised_models(config: RootConfig) -> Iterator[_Finding]:

@@ -10,7 +10,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from physarum.actors.engine.environment import Device
 from physarum.actors.engine.errors import EngineArgumentError
@@ -56,7 +56,7 @@ def server_command(
     command += ["--port", str(port), "--weight-version", label]
     known = schema.by_name()
     for name, value in arguments.items():
-        command += _render(known[name], name, value)
+        command += render(known[name], name, value)
     return command
 
 
@@ -76,14 +76,25 @@ def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:
     return defaults
 
 
-def checked_arguments(user: Mapping[str, Any], schema: ServerSchema) -> dict[str, Any]:
+class Rules(NamedTuple):
+    """Of a program: its name and module for messages, and what physarum sets itself, with what to write instead."""
+
+    name: str
+    module: str
+    reserved: Mapping[str, str]
+
+
+SERVER: Final = Rules("sglang", "sglang.launch_server", _RESERVED)
+
+
+def checked_arguments(user: Mapping[str, Any], schema: ServerSchema, rules: Rules = SERVER) -> dict[str, Any]:
     """`user` with canonical names. Raises EngineArgumentError listing all problems at once."""
     known = schema.by_name()
     checked: dict[str, Any] = {}
     problems: list[str] = []
     for written, value in user.items():
         name = written.removeprefix("--").replace("_", "-")
-        problem = _problem(name, value, known, schema.version)
+        problem = _problem(name, value, known, schema.version, rules)
         if name in checked:
             problem = f"{written}: given twice (- and _ are the same here); keep one"
         if problem is not None:
@@ -94,28 +105,30 @@ def checked_arguments(user: Mapping[str, Any], schema: ServerSchema) -> dict[str
     return checked
 
 
-def _problem(name: str, value: Any, known: Mapping[str, Argument], version: str) -> str | None:
-    if name in _RESERVED:
-        return f"sglang argument {name} cannot be set here: {_RESERVED[name]}"
+def _problem(name: str, value: Any, known: Mapping[str, Argument], version: str, rules: Rules) -> str | None:
+    program = rules.name
+    if name in rules.reserved:
+        return f"{program} argument {name} cannot be set here: {rules.reserved[name]}"
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else "; see `python -m sglang.launch_server --help`"
-        return f"sglang {version} has no argument {name}{hint}"
+        hint = f"; did you mean {near[0]}?" if near else f"; see `python -m {rules.module} --help`"
+        return f"{program} {version} has no argument {name}{hint}"
     argument = known[name]
     if argument.is_switch and not isinstance(value, bool | None):
-        return f"sglang argument {name} is a switch: found {value!r}, expected true or false"
+        return f"{program} argument {name} is a switch: found {value!r}, expected true or false"
     if not argument.is_switch and isinstance(value, bool) and argument.number != "?":
-        return f"sglang argument {name} takes a value: found {value!r}"
+        return f"{program} argument {name} takes a value: found {value!r}"
     values = value if isinstance(value, list) else [value]
     if isinstance(value, list) and argument.number in (1, 0):
-        return f"sglang argument {name} takes one value: found the list {value!r}"
+        return f"{program} argument {name} takes one value: found the list {value!r}"
     wrong = [one for one in values if one is not None and argument.choices and str(one) not in argument.choices]
     if wrong and not argument.is_switch:
-        return f"sglang argument {name} is {wrong[0]!r}, expected one of {', '.join(argument.choices or [])}"
+        return f"{program} argument {name} is {wrong[0]!r}, expected one of {', '.join(argument.choices or [])}"
     return None
 
 
-def _render(argument: Argument, name: str, value: Any) -> list[str]:
+def render(argument: Argument, name: str, value: Any) -> list[str]:
+    """As words of a command line; null is none."""
     flag = f"--{name}"
     if value is None:
         return []

@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from physarum.actors.policy_engines import READY
 from physarum.actors.rollout.fleet import KnownEngine, Ticket
 from physarum.agents.errors import NoEngineError
 from physarum.agents.fleet.breaker import Breaker, BreakerPolicy
@@ -62,14 +63,17 @@ class PresenceRouter:
         rules: ChoiceRules | None = None,
         breaker: BreakerPolicy | None = None,
         front: str | None = None,
+        fronts: Roster | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`front`: the URL of an sglang-router, which gets what any of the engines may answer. They are asked directly for
-        weights of a certain number, and while the router fails."""
+        weights of a certain number, and while the router fails. `fronts`: the roster of role "router", where one that is
+        started in this run announces itself."""
         self._roster, self._group, self._workers, self._me = roster, group, workers, me
         self._rules, self._breaker = rules or ChoiceRules(), breaker or BreakerPolicy()
         self._rng, self._clock = rng or random.Random(), clock
+        self._fronts, self._attached = fronts, front
         self._front, self._front_breaker = front, Breaker(self._breaker, self._rng)
         self._engines: dict[str, KnownEngine] = {}
         self._tickets: dict[int, Ticket] = {}
@@ -100,6 +104,7 @@ class PresenceRouter:
         """To be called at every change of a roster: takes it over, and serves whoever waits."""
         now = self._clock()
         self._note_absence(now)
+        self._look_for_front()
         beats = {beat.instance: beat for beat in self._roster.members if beat.facts.get("group") == self._group}
         for name in self._engines.keys() - beats.keys():
             del self._engines[name]
@@ -111,6 +116,14 @@ class PresenceRouter:
                 known.heard(beat)
         self._share()
         self._serve()
+
+    def _look_for_front(self) -> None:
+        """The router that is there now; another one begins with a clean record."""
+        there = self._fronts.members if self._fronts is not None else []
+        ready = [beat for beat in there if beat.state == READY and beat.facts.get("group") == self._group]
+        front = str(ready[0].facts["url"]) if ready else self._attached
+        if front != self._front:
+            self._front, self._front_breaker = front, Breaker(self._breaker, self._rng)
 
     async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
         """See agents.routing.Router. Raises NoEngineError after `deadline_s` on end without an engine that fits."""
