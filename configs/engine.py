@@ -101,7 +101,7 @@ class EngineConfig(Section):
     weights_folder: Path | None = None
     """Where the engines read versions from; for engines at a `url` on another host, a folder that both see under this path."""
     update_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """At most this share of the group, and at least one engine, stands still for an update at the same time."""
+    """At most this share of the group, and at least one engine, stands still for an update at the same time (of pairs all)."""
     canary: CanaryConfig | None = None
     """Null: all engines take a version as soon as they have it."""
     gpus: Devices = 0
@@ -162,7 +162,10 @@ class EngineConfig(Section):
 
     @property
     def updated_at_once(self) -> int:
-        """Engines that may stand still for an update at the same time; 0: all of them, so nobody waits."""
+        """Engines that may stand still for an update at the same time; 0: all of them, so nobody waits. Halves of pairs serve
+        only beside others of their version: they take it together."""
+        if self.paired:
+            return 0
         allowed = max(1, int(self.update_share * self.instances))
         return 0 if allowed >= self.instances else allowed
 

@@ -37,14 +37,16 @@ _log = logging.getLogger(__name__)
 
 
 class EngineActor(Actor):
-    """Role engine, instance `<group>-<number>`. Announces facts group, url, version (label), engine_pid, load."""
+    """Role engine, instance `<group>-<number>`. Announces facts group, url, version (label), engine_pid, load, and where it is
+    not a regular one role, bootstrap_port."""
 
     role: ClassVar[str] = "engine"
 
     async def run(self) -> None:
         self._group = self.context.identity.instance.rsplit("-", 1)[0]
         self._settings: EngineConfig = self.config.engines[self._group].of_server(self.context.identity.index)
-        self.facts = {"group": self._group}
+        self._role = self._settings.part_of(self.context.identity.index).role
+        self.facts = {"group": self._group, **({"role": self._role} if self._role != "regular" else {})}
         self._following: Following | None = None
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -54,6 +56,8 @@ class EngineActor(Actor):
             report = LoadReport(self, self._settings, control, can, found)
             await report.sample()  # its limit is known before it takes traffic
             self.facts |= {"url": process.url, "engine_pid": process.pid}
+            if process.bootstrap_port is not None:
+                self.facts["bootstrap_port"] = process.bootstrap_port
             died = asyncio.ensure_future(process.wait_exit())
             serving = asyncio.create_task(self._serve(session, control), name="serve heads")
             reporting = asyncio.create_task(self._report_load(report), name="report load")
@@ -103,6 +107,7 @@ class EngineActor(Actor):
             log_file=self.context.folder.logs / f"{self.context.identity.instance}.sglang.log",
             sglang=self._settings.sglang,
             environment=self._settings.env,
+            role=self._role,
         )
         try:
             return await EngineProcess.start(spec, cache=self.context.folder.path.parent / ".cache")

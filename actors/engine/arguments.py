@@ -15,8 +15,10 @@ from typing import Any, Final, NamedTuple
 from physarum.actors.engine.environment import Device
 from physarum.actors.engine.errors import EngineArgumentError
 from physarum.actors.engine.schema import Argument, ServerSchema
+from physarum.configs.servers import ServerRole
 
 _NO_HTTP: Final = "physarum addresses the engine over SGLang's HTTP interface"
+_ROLE: Final = "write engines.<group>.servers with the role of each part"
 _RESERVED: Final[Mapping[str, str]] = {
     "model-path": "set model: (or engines.<group>.model) instead",
     "model": "set model: (or engines.<group>.model) instead",
@@ -30,7 +32,9 @@ _RESERVED: Final[Mapping[str, str]] = {
     "ssl-keyfile-password": "secrets never stand on a command line, where every user of the host reads them",
     "grpc-mode": _NO_HTTP,
     "smg-grpc-mode": _NO_HTTP,
-    "encoder-only": _NO_HTTP,
+    "disaggregation-mode": _ROLE,
+    "disaggregation-bootstrap-port": "a free port is reserved at start, and decode servers are told of it",
+    "encoder-only": _ROLE,
     "use-ray": "physarum starts and watches the server process itself",
 }
 
@@ -48,16 +52,44 @@ _CPU_DEFAULTS: Final[Mapping[str, Any]] = {
 
 
 def server_command(
-    python: Path, model: Path, port: int, label: str, user: Mapping[str, Any], device: Device, schema: ServerSchema
+    python: Path,
+    model: Path,
+    port: int,
+    label: str,
+    user: Mapping[str, Any],
+    device: Device,
+    schema: ServerSchema,
+    own: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """The whole command of one server. Raises EngineArgumentError naming every argument that cannot stand."""
+    """The whole command of one server; `own` are arguments that its place among others asks for.
+
+    Raises EngineArgumentError naming every argument that cannot stand.
+    """
     arguments = {**default_arguments(device, schema), **checked_arguments(user, schema)}
+    known = schema.by_name()
+    if missing := [name for name in own or {} if name not in known]:
+        raise EngineArgumentError(
+            f"sglang {schema.version} has no argument {', '.join(missing)}, which this server's role needs; use another release"
+        )
+    arguments |= own or {}
     command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--weight-version", label]
-    known = schema.by_name()
     for name, value in arguments.items():
         command += render(known[name], name, value)
     return command
+
+
+def role_arguments(role: ServerRole, bootstrap_port: int) -> dict[str, Any]:
+    """What the role of a server sets. The bootstrap port is a prefill server's own: a request names it to the decode server."""
+    match role:
+        case "prefill":
+            return {"disaggregation-mode": role, "disaggregation-bootstrap-port": bootstrap_port}
+        case "decode":
+            return {"disaggregation-mode": role}
+        case "encoder":
+            return {"encoder-only": True}
+        case _:
+            return {}
 
 
 def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:

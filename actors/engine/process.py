@@ -18,13 +18,14 @@ from typing import Any, Final
 
 import aiohttp
 
-from physarum.actors.engine.arguments import server_command
+from physarum.actors.engine.arguments import role_arguments, server_command
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import Device, detect_device, engine_environment
 from physarum.actors.engine.errors import EngineDiedError, EngineStartTimeoutError
 from physarum.actors.engine.port import ReservedPort
 from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.schema import inspect_server
+from physarum.configs.servers import ServerRole
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class EngineSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     device: Device = field(default_factory=detect_device)
     grace_s: float = 0.0
+    role: ServerRole = "regular"
 
 
 class ServerProcess:
@@ -132,6 +134,9 @@ class ServerProcess:
 class EngineProcess(ServerProcess):
     """Make one with `await EngineProcess.start(spec)`."""
 
+    bootstrap_port: int | None = None
+    """Of a prefill server: where decode servers ask for KV."""
+
     @classmethod
     async def start(cls, spec: EngineSpec, cache: Path | None = None) -> EngineProcess:
         """Checks the arguments against the installed server, then starts it.
@@ -141,15 +146,21 @@ class EngineProcess(ServerProcess):
         """
         environment = engine_environment(spec.device, spec.environment)
         schema = await inspect_server(spec.python, environment, cache)
-        port = ReservedPort()
+        ports = [ReservedPort() for _ in range(2 if spec.role == "prefill" else 1)]
         try:
-            command = server_command(spec.python, spec.model, port.number, spec.label, spec.sglang, spec.device, schema)
+            own = role_arguments(spec.role, ports[-1].number)
+            command = server_command(
+                spec.python, spec.model, ports[0].number, spec.label, spec.sglang, spec.device, schema, own
+            )
             guardian = await guarded(command, environment, spec.log_file, spec.grace_s)
         except BaseException:
-            port.close()
+            for port in ports:
+                port.close()
             raise
-        _log.info("engine on port %d: %s", port.number, " ".join(command))
-        return cls(guardian, [port], spec.log_file, spec.grace_s, "engine")
+        _log.info("engine on port %d: %s", ports[0].number, " ".join(command))
+        process = cls(guardian, ports, spec.log_file, spec.grace_s, "engine")
+        process.bootstrap_port = ports[1].number if spec.role == "prefill" else None
+        return process
 
 
 def log_tail(file: Path, lines: int = _TAIL_LINES) -> str:

@@ -68,6 +68,7 @@ def _router(context: Context, group: str, engines: Roster, workers: Roster, fron
         breaker=_breaker(routing),
         front=None if configured is None else configured.router,
         fronts=fronts,
+        exact=configured is None or configured.pause == "retract",
     )
 
 

@@ -6,12 +6,15 @@ Invariant: each problem names both options that do not fit, and how to make them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from physarum.configs.engine import EngineConfig
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath
 from physarum.configs.root import RootConfig
+from physarum.configs.servers import PAIRED
 
+_BACKEND: Final = "disaggregation-transfer-backend"
 _Finding = tuple[str, str, str, str]
 """Option of the group to point at, found, expected, remedy."""
 
@@ -37,4 +40,29 @@ def _routers(group: EngineConfig) -> Iterator[_Finding]:
         yield "start_router", found, "engines that follow the policy: only they are asked through it", "remove it"
 
 
-_RULES: tuple[Callable[[EngineConfig], Iterator[_Finding]], ...] = (_routers,)
+def _pairs(group: EngineConfig) -> Iterator[_Finding]:
+    """Prefill and decode servers: what asks one server alone, or lets a few of them be of another version, does not fit."""
+    if not group.paired:
+        return
+    beside = {
+        "model": (group.model, "a group that follows versions: who asks a frozen model asks one server"),
+        "canary": (group.canary, "servers that take a version together: a canary would have no other half"),
+        "router": (group.router, "pairs that rollout actors choose, who know the versions of both"),
+        "start_router": (group.start_router, "pairs that rollout actors choose, who know the versions of both"),
+    }
+    for option, (given, expected) in beside.items():
+        if given is not None:
+            yield option, f"`{option}` with prefill and decode servers", expected, f"remove `{option}`, or the roles"
+    backends = {_backend(group, index) for index, part in enumerate(group.servers) if part.role in PAIRED}
+    if len(backends) > 1:
+        found = f"the transfer backends {', '.join(sorted(backends))}"
+        yield "servers", found, "one: KV goes from one to the other", f"set `sglang.{_BACKEND}`, for all parts,"
+    if "fake" in backends:
+        yield "servers", f"`{_BACKEND}: fake`", "a backend that moves KV", "name another one"
+
+
+def _backend(group: EngineConfig, index: int) -> str:
+    return str({**group.sglang, **group.servers[index].sglang}.get(_BACKEND) or "mooncake")
+
+
+_RULES: tuple[Callable[[EngineConfig], Iterator[_Finding]], ...] = (_routers, _pairs)
