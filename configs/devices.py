@@ -48,9 +48,9 @@ def device_groups(config: RootConfig) -> dict[KeyPath, DeviceGroup]:
     for name, engine in config.engines.items():
         for index, part in enumerate(engine.servers):
             env = {**engine.env, **part.env}
-            groups["engines", name, "servers", index] = DeviceGroup(part.gpus, part.started, env)
+            groups["engines", name, "servers", index] = DeviceGroup(part.gpus, part.started * part.nodes, env)
         if engine.url is None and not engine.servers:
-            groups["engines", name] = DeviceGroup(engine.gpus, engine.count, engine.env)
+            groups["engines", name] = DeviceGroup(engine.gpus, engine.count * engine.nodes, engine.env)
     return groups
 
 

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from typing import ClassVar
 
 import aiohttp
+import msgspec
 
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import engine_python
@@ -27,10 +28,14 @@ from physarum.actors.engine.following import Following
 from physarum.actors.engine.frozen import check_frozen
 from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.load import UNREACHABLE, LoadReport, limit_of_peers
+from physarum.actors.engine.nodes import RENDEZVOUS_FACT, Nodes, node_arguments
+from physarum.actors.engine.nodes import ROLE as NODE
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
 from physarum.actors.served_model import served_model
+from physarum.actors.waiting import unless_draining
+from physarum.bus.presence import Roster
 from physarum.configs.engine import EngineConfig
 
 _log = logging.getLogger(__name__)
@@ -66,26 +71,32 @@ class EngineActor(Actor):
             stack.push_async_callback(_ended, serving)
             stack.push_async_callback(_ended, reporting)
             stack.callback(draining.cancel)
-            await asyncio.wait({died, serving, draining, reporting}, return_when=asyncio.FIRST_COMPLETED)
+            ends = {died, serving, draining, reporting, self._lost}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if draining.done():
                 await self._detach(control)
                 return
             if died.done():
                 raise process.death()
-            for ended in (serving, reporting):
+            for ended in (serving, reporting, self._lost):
                 if ended.done():
                     ended.result()
 
     async def _start(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> EngineProcess | ExternalEngine:
         started = time.perf_counter()
+        self._nodes = await self._other_nodes(stack)
         process = await self._server()
         stack.push_async_callback(process.stop)
         healthy = asyncio.create_task(process.wait_healthy(session, self._settings.start_timeout_s))
         draining = asyncio.create_task(self.context.draining.wait())
+        self._lost = asyncio.create_task(self._node_lost(), name="nodes")
         stack.callback(draining.cancel)
-        await asyncio.wait({healthy, draining}, return_when=asyncio.FIRST_COMPLETED)
+        stack.callback(self._lost.cancel)
+        await asyncio.wait({healthy, draining, self._lost}, return_when=asyncio.FIRST_COMPLETED)
         if not healthy.done():
             healthy.cancel()
+            if self._lost.done():
+                self._lost.result()
             raise ActorError("asked to stop while the engine was starting")
         try:
             healthy.result()
@@ -95,6 +106,32 @@ class EngineActor(Actor):
         self.numbers["start_s"] = round(seconds, 1)
         await self.context.emit("engine_start", {"seconds": seconds})
         return process
+
+    async def _other_nodes(self, stack: AsyncExitStack) -> Nodes | None:
+        """Once they are all there: this engine's part may be started."""
+        count = self._settings.part_of(self.context.identity.index).nodes
+        if count == 1 or self._settings.url is not None:
+            return None
+        changed = asyncio.Event()
+        roster = await stack.enter_async_context(Roster(self.bus, NODE, on_change=changed.set).open())
+        nodes = Nodes(roster, changed, self.context.identity.instance, count, self.context.host)
+        self.become("waiting for its nodes")
+        meeting = await unless_draining(self.context, nodes.meet(self._settings.start_timeout_s))
+        if meeting is None:
+            raise ActorError("asked to stop while the engine waited for its nodes")
+        self._meeting = meeting
+        self.facts[RENDEZVOUS_FACT] = msgspec.to_builtins(meeting)
+        self.become("starting")
+        stack.callback(nodes.close)
+        return nodes
+
+    async def _node_lost(self) -> None:
+        """Raises ActorError when a node has left the attempt; all of them are then started anew."""
+        if self._nodes is None:
+            await asyncio.Event().wait()
+            return
+        name = await self._nodes.lost()
+        raise ActorError(f"{name} has left the engine: an engine is all of its nodes, and all are started anew")
 
     async def _server(self) -> EngineProcess | ExternalEngine:
         """Started here, or somebody else's."""
@@ -108,6 +145,7 @@ class EngineActor(Actor):
             sglang=self._settings.sglang,
             environment=self._settings.env,
             role=self._role,
+            nodes={} if self._nodes is None else node_arguments(self._nodes.count, 0, self._meeting.address),
         )
         try:
             return await EngineProcess.start(spec, cache=self.context.folder.path.parent / ".cache")

@@ -19,6 +19,7 @@ from physarum.configs.servers import ServerRole
 
 _NO_HTTP: Final = "physarum addresses the engine over SGLang's HTTP interface"
 _ROLE: Final = "write engines.<group>.servers with the role of each part"
+_NODES: Final = "set engines.<group>.nodes: each node is an actor, and they are told where to meet"
 _RESERVED: Final[Mapping[str, str]] = {
     "model-path": "set model: (or engines.<group>.model) instead",
     "model": "set model: (or engines.<group>.model) instead",
@@ -35,6 +36,9 @@ _RESERVED: Final[Mapping[str, str]] = {
     "disaggregation-mode": _ROLE,
     "disaggregation-bootstrap-port": "a free port is reserved at start, and decode servers are told of it",
     "encoder-only": _ROLE,
+    "nnodes": _NODES,
+    "node-rank": _NODES,
+    "dist-init-addr": _NODES,
     "use-ray": "physarum starts and watches the server process itself",
 }
 

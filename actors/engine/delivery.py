@@ -26,7 +26,8 @@ async def transport_for(
     device = detect_device()
     chosen = settings.transport
     if chosen == "auto":
-        chosen = "ipc" if device == "cuda" and settings.url is None else "disk"
+        nodes = any(part.nodes > 1 for part in settings.parts)
+        chosen = "ipc" if device == "cuda" and settings.url is None and not nodes else "disk"
     if chosen == "disk":
         return DiskTransport(control, staging)
     agent = DeviceAgent(python, engine_environment(device, settings.env), log_file, settings.update_timeout_s)

@@ -53,6 +53,8 @@ class EngineSpec:
     device: Device = field(default_factory=detect_device)
     grace_s: float = 0.0
     role: ServerRole = "regular"
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+    """Its place among the nodes of one engine (nodes.node_arguments); empty: it is alone."""
 
 
 class ServerProcess:
@@ -148,7 +150,7 @@ class EngineProcess(ServerProcess):
         schema = await inspect_server(spec.python, environment, cache)
         ports = [ReservedPort() for _ in range(2 if spec.role == "prefill" else 1)]
         try:
-            own = role_arguments(spec.role, ports[-1].number)
+            own = {**role_arguments(spec.role, ports[-1].number), **spec.nodes}
             command = server_command(
                 spec.python, spec.model, ports[0].number, spec.label, spec.sglang, spec.device, schema, own
             )

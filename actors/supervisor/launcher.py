@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import psutil
 
 from physarum.actors.context import RunFolder
+from physarum.actors.engine.nodes import engine_of
 from physarum.actors.supervisor import numa
 from physarum.actors.supervisor.process import ActorProcess, ActorRecord, read_records
 from physarum.configs.devices import assign_devices, present_devices
@@ -84,13 +85,12 @@ class Launcher:
 
 def _share(config: RootConfig, role: str, instance: str) -> tuple[str, int, int]:
     """The name under which `assign_devices` lists the devices of which an actor has a share; its number among how many."""
-    group, _, text = instance.rpartition("-")
+    text = instance.rpartition("-")[2]
     match role:
-        case "engine" if config.engines[group].servers:
-            place = config.engines[group].place(int(text))
-            return f"engines.{group}.servers.{place.part}", place.number, config.engines[group].parts[place.part].count
         case "engine":
-            return f"engines.{group}", int(text), config.engines[group].instances
+            return _node_share(config, instance, 0)
+        case "node":
+            return _node_share(config, *engine_of(instance))
         case "rollout":
             return role, int(text), config.rollout.count
         case "reward":
@@ -99,10 +99,20 @@ def _share(config: RootConfig, role: str, instance: str) -> tuple[str, int, int]
             return role, int(text), 1
 
 
+def _node_share(config: RootConfig, engine: str, rank: int) -> tuple[str, int, int]:
+    """Nodes share the devices of their part as so many engines would."""
+    group, _, number = engine.rpartition("-")
+    place, settings = config.engines[group].place(int(number)), config.engines[group]
+    part = settings.parts[place.part]
+    name = f"engines.{group}" + (f".servers.{place.part}" if settings.servers else "")
+    return name, place.number * part.nodes + rank, part.count * part.nodes
+
+
 def _user_variables(config: RootConfig, role: str, instance: str) -> dict[str, str]:
     match role:
-        case "engine":
-            group, _, number = instance.rpartition("-")
+        case "engine" | "node":
+            engine = instance if role == "engine" else engine_of(instance)[0]
+            group, _, number = engine.rpartition("-")
             return config.engines[group].of_server(int(number)).env
         case "rollout":
             return config.rollout.env

@@ -65,4 +65,15 @@ def _backend(group: EngineConfig, index: int) -> str:
     return str({**group.sglang, **group.servers[index].sglang}.get(_BACKEND) or "mooncake")
 
 
-_RULES: tuple[Callable[[EngineConfig], Iterator[_Finding]], ...] = (_routers, _pairs)
+def _nodes(group: EngineConfig) -> Iterator[_Finding]:
+    """Ranks on other hosts have no device in common with node 0."""
+    if all(part.nodes == 1 for part in group.parts):
+        return
+    if group.transport in ("ipc", "nccl"):
+        found = f"`transport: {group.transport}` with `nodes`"
+        yield "transport", found, "a folder that all nodes read", "set `transport: auto`, which takes it,"
+    if group.url is not None:
+        yield "nodes", "`nodes` with `url`", "servers that are started here", "remove `nodes`"
+
+
+_RULES: tuple[Callable[[EngineConfig], Iterator[_Finding]], ...] = (_routers, _pairs, _nodes)

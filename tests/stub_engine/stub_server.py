@@ -11,6 +11,7 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 from stub_decoding import Decoder, Journal, Request
+from stub_nodes import follower, meet
 from stub_pairs import KeyValues, fetch
 from stub_tokens import length
 
@@ -149,8 +150,10 @@ class StubServer:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Listens until it is killed."""
-    application = StubServer(arguments).application()
+    """Listens until it is killed, once all nodes of the engine have met."""
+    application = StubServer(arguments).application() if arguments.node_rank == 0 else follower()
+    met = meet(arguments.nnodes, arguments.node_rank, arguments.dist_init_addr)
+    application["nodes"] = met  # kept open
     web.run_app(
         application, host=arguments.host, port=arguments.port, print=None, access_log=None, handler_cancellation=True
     )
