@@ -141,6 +141,11 @@ class EngineConfig(Section):
         """Whether a request is served by a prefill and a decode server together."""
         return any(part.role == "decode" for part in self.servers)
 
+    @property
+    def encodes(self) -> bool:
+        """Whether images are encoded by servers of their own."""
+        return any(part.role == "encoder" for part in self.servers)
+
     def place(self, number: int) -> Place:
         """Of server `number` in `parts`."""
         return place_of(self.parts, number)

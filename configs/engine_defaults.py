@@ -7,6 +7,8 @@ Invariant: it lies under every group of the merged files and under nothing else;
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import JsonValue
 
 from physarum.configs.errors import ConfigError, Problem, Severity
@@ -14,6 +16,9 @@ from physarum.configs.merge import merge
 from physarum.configs.origin import KeyPath, Origin, Origins
 from physarum.configs.overrides import EVERY_GROUP
 from physarum.configs.yaml_file import Layer
+
+
+_OF_STARTED: Final = ("sglang", "env", "python")
 
 
 def spread(layer: Layer) -> Layer:
@@ -28,12 +33,19 @@ def spread(layer: Layer) -> Layer:
         remedy = "define a group under `engines:`, or remove `*`" if isinstance(defaults, dict) else "write its keys"
         where = Origins(layer.origins).where(key)
         raise ConfigError([Problem(Severity.ERROR, where, found, "a mapping, and a group that takes it", remedy)])
+    under: dict[str, JsonValue] = {name: _fitting(defaults, group) for name, group in groups.items()}
     below, upper = dict[KeyPath, Origin](), dict[KeyPath, Origin]()
     for at, origin in layer.origins.items():
         if at[:2] == key:
             below |= {("engines", name, *at[2:]): origin for name in groups}
         else:
             upper[at] = origin
-    lower = Layer({"engines": dict.fromkeys(groups, defaults)}, below)
+    lower = Layer({"engines": under}, below)
     named: dict[str, JsonValue] = {name: {} if value is None else value for name, value in groups.items()}
     return merge(lower, Layer({**layer.values, "engines": named}, upper))
+
+
+def _fitting(defaults: dict[str, JsonValue], group: JsonValue) -> JsonValue:
+    """Somebody else's servers are not given what only a server that is started here can have."""
+    attached = isinstance(group, dict) and group.get("url") is not None
+    return {name: value for name, value in defaults.items() if not attached or name not in _OF_STARTED}

@@ -36,6 +36,7 @@ from physarum.actors.actorctl.rollout_only import rollout_only
 from physarum.actors.actorctl.scale import cordon, drain, scale, uncordon
 from physarum.actors.actorctl.tasks import app as tasks_app
 from physarum.actors.actorctl.weights import app as weights_app
+from physarum.actors.argument_check import run_check
 from physarum.actors.display.result import account_line
 from physarum.actors.preflight import check as check_config
 from physarum.configs.errors import errors_in
@@ -147,10 +148,19 @@ def logs(
 
 
 @app.command(context_settings=SETTINGS, epilog=exits.HELP)
-def check(config: Config, settings: Settings = None, as_json: Json = False, verbose: Verbose = False) -> None:
+def check(
+    config: Config,
+    settings: Settings = None,
+    arguments: Annotated[
+        bool, typer.Option("--arguments", help="Ask the installed SGLang which arguments it takes: seconds.")
+    ] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Validate a configuration, its hooks, files, ports, devices and disk, without starting anything."""
     with exits.reported(verbose):
-        problems = check_config(resolve(config, parse_command_line(settings or [])))
+        found = resolve(config, parse_command_line(settings or []))
+        problems = [*check_config(found), *(run_check(found) if arguments else ())]
         fields = ("severity", "where", "found", "expected", "remedy")
         rows = [{name: str(getattr(problem, name)) for name in fields} for problem in problems]
         if as_json:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar
 
 import aiohttp
 import msgspec
 
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.encoding import ENCODER, Encoders
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.errors import (
     EngineArgumentError,
@@ -56,6 +58,9 @@ class EngineActor(Actor):
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(aiohttp.ClientSession())
             process = await self._start(stack, session)
+            if self._role == ENCODER:
+                await self._encode(process)
+                return
             control = EngineControl(process.url, session, update_timeout_s=self._settings.update_timeout_s)
             can, found = await control.capabilities(), await limit_of_peers(self.bus, self._group)
             report = LoadReport(self, self._settings, control, can, found)
@@ -145,6 +150,7 @@ class EngineActor(Actor):
             sglang=self._settings.sglang,
             environment=self._settings.env,
             role=self._role,
+            language_only=self._settings.encodes and self._role != ENCODER,
             nodes={} if self._nodes is None else node_arguments(self._nodes.count, 0, self._meeting.address),
         )
         try:
@@ -159,13 +165,51 @@ class EngineActor(Actor):
         elif self._following is not None:
             await self._following.settled(3 * self._settings.update_timeout_s)
 
+    async def _encode(self, process: EngineProcess | ExternalEngine) -> None:
+        """An encoder takes neither versions nor requests of ours: it is there, or it is not."""
+        self.facts |= {"url": process.url, "engine_pid": process.pid}
+        if self._settings.model is not None:
+            self.facts["model"] = await check_frozen(self.context, self._group, self._settings.model)
+        self.become("ready")
+        if await unless_draining(self.context, process.wait_exit()) is not None:
+            raise process.death()
+
+    @asynccontextmanager
+    async def _told_of_encoders(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
+        """Its server is told of encoders while the block runs, which begins when it knows one."""
+        if not self._settings.encodes:
+            yield
+            return
+        changed = asyncio.Event()
+        encoders = Encoders(f"http://127.0.0.1:{self.facts['bootstrap_port']}", self._group, session)
+        async with Roster(self.bus, "engine", on_change=changed.set).open() as roster:
+            following = asyncio.create_task(encoders.follow(roster, changed), name="encoders")
+            try:
+                self.become("waiting for encoders")
+                await self._until_encoded(encoders)
+                yield
+            finally:
+                await _ended(following)
+
+    async def _until_encoded(self, encoders: Encoders) -> None:
+        limit_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await encoders.any.wait()
+        except TimeoutError as error:
+            raise ActorError(
+                f"no encoder of group {self._group} was ready within engines.<group>.start_timeout_s = {limit_s:g} s; see"
+                " the logs of its encoders (actorctl ps)"
+            ) from error
+
     async def _serve(self, session: aiohttp.ClientSession, control: EngineControl) -> None:
         if self._settings.model is not None:
             if self._settings.url is None:
                 self.facts["model"] = await check_frozen(self.context, self._group, self._settings.model)
             self.facts["version"] = "frozen"
-            self.become("ready")
-            await self.context.draining.wait()
+            async with self._told_of_encoders(session):
+                self.become("ready")
+                await self.context.draining.wait()
             return
         self._following = Following(self, self._settings, self._group, session, control)
         await self._following.run()

@@ -36,6 +36,10 @@ _RESERVED: Final[Mapping[str, str]] = {
     "disaggregation-mode": _ROLE,
     "disaggregation-bootstrap-port": "a free port is reserved at start, and decode servers are told of it",
     "encoder-only": _ROLE,
+    "language-only": _ROLE,
+    "encoder-urls": "encoders are registered as they become ready",
+    "encoder-register-urls": "encoders are registered as they become ready",
+    "encoder-bootstrap-port": "a free port is reserved at start",
     "nnodes": _NODES,
     "node-rank": _NODES,
     "dist-init-addr": _NODES,
@@ -83,8 +87,11 @@ def server_command(
     return command
 
 
-def role_arguments(role: ServerRole, bootstrap_port: int) -> dict[str, Any]:
-    """What the role of a server sets. The bootstrap port is a prefill server's own: a request names it to the decode server."""
+def role_arguments(role: ServerRole, bootstrap_port: int, language_only: bool = False) -> dict[str, Any]:
+    """What the role of a server sets. The bootstrap port is a prefill server's own: a request names it to the decode server; or
+    that of a server of the language model alone, whose encoders its actor registers there."""
+    if language_only and role == "regular":
+        return {"language-only": True, "encoder-bootstrap-port": bootstrap_port}
     match role:
         case "prefill":
             return {"disaggregation-mode": role, "disaggregation-bootstrap-port": bootstrap_port}

@@ -53,6 +53,8 @@ class EngineSpec:
     device: Device = field(default_factory=detect_device)
     grace_s: float = 0.0
     role: ServerRole = "regular"
+    language_only: bool = False
+    """Images are encoded by others, which register at `bootstrap_port`."""
     nodes: Mapping[str, Any] = field(default_factory=dict)
     """Its place among the nodes of one engine (nodes.node_arguments); empty: it is alone."""
 
@@ -137,7 +139,7 @@ class EngineProcess(ServerProcess):
     """Make one with `await EngineProcess.start(spec)`."""
 
     bootstrap_port: int | None = None
-    """Of a prefill server: where decode servers ask for KV."""
+    """Of a prefill server: where decode servers ask for KV. Of one with encoders: where they are registered."""
 
     @classmethod
     async def start(cls, spec: EngineSpec, cache: Path | None = None) -> EngineProcess:
@@ -148,9 +150,10 @@ class EngineProcess(ServerProcess):
         """
         environment = engine_environment(spec.device, spec.environment)
         schema = await inspect_server(spec.python, environment, cache)
-        ports = [ReservedPort() for _ in range(2 if spec.role == "prefill" else 1)]
+        beside = spec.role == "prefill" or spec.language_only
+        ports = [ReservedPort() for _ in range(2 if beside else 1)]
         try:
-            own = {**role_arguments(spec.role, ports[-1].number), **spec.nodes}
+            own = {**role_arguments(spec.role, ports[-1].number, spec.language_only), **spec.nodes}
             command = server_command(
                 spec.python, spec.model, ports[0].number, spec.label, spec.sglang, spec.device, schema, own
             )
@@ -161,7 +164,7 @@ class EngineProcess(ServerProcess):
             raise
         _log.info("engine on port %d: %s", ports[0].number, " ".join(command))
         process = cls(guardian, ports, spec.log_file, spec.grace_s, "engine")
-        process.bootstrap_port = ports[1].number if spec.role == "prefill" else None
+        process.bootstrap_port = ports[1].number if beside else None
         return process
 
 

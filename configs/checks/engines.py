@@ -65,6 +65,13 @@ def _backend(group: EngineConfig, index: int) -> str:
     return str({**group.sglang, **group.servers[index].sglang}.get(_BACKEND) or "mooncake")
 
 
+def _encoders(group: EngineConfig) -> Iterator[_Finding]:
+    """Images come to frozen models alone: rollouts are of tokens, and no model with an encoder is trained."""
+    if group.encodes and group.model is None:
+        expected = "a frozen model, asked with images: what is trained has no encoder (docs/models.md)"
+        yield "servers", "`role: encoder` without `model`", expected, "add `model`, or remove the part"
+
+
 def _nodes(group: EngineConfig) -> Iterator[_Finding]:
     """Ranks on other hosts have no device in common with node 0."""
     if all(part.nodes == 1 for part in group.parts):
@@ -76,4 +83,4 @@ def _nodes(group: EngineConfig) -> Iterator[_Finding]:
         yield "nodes", "`nodes` with `url`", "servers that are started here", "remove `nodes`"
 
 
-_RULES: tuple[Callable[[EngineConfig], Iterator[_Finding]], ...] = (_routers, _pairs, _nodes)
+_RULES: tuple[Callable[[EngineConfig], Iterator[_Finding]], ...] = (_routers, _pairs, _encoders, _nodes)

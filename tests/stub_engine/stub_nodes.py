@@ -45,8 +45,8 @@ def _connected(host: str, port: int, rank: int) -> socket.socket:
             return connection
 
 
-def follower() -> web.Application:
-    """What a further node answers."""
+def only_health() -> web.Application:
+    """What a further node, or an encoder, answers."""
 
     async def health(http: web.Request) -> web.Response:
         return web.Response()

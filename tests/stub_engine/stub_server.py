@@ -11,7 +11,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 from stub_decoding import Decoder, Journal, Request
-from stub_nodes import follower, meet
+from stub_encoders import registry
+from stub_nodes import meet, only_health
 from stub_pairs import KeyValues, fetch
 from stub_tokens import length
 
@@ -33,6 +34,8 @@ class StubServer:
         application.cleanup_ctx.append(self._decoding)
         if self._arguments.disaggregation_mode == "prefill":
             application.cleanup_ctx.append(self._bootstrap)
+        if self._arguments.language_only:
+            application.cleanup_ctx.append(registry(self._arguments.encoder_bootstrap_port))
         for path, handler in (
             ("/health", self._ok),
             ("/server_info", self._server_info),
@@ -151,7 +154,8 @@ class StubServer:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Listens until it is killed, once all nodes of the engine have met."""
-    application = StubServer(arguments).application() if arguments.node_rank == 0 else follower()
+    whole = arguments.node_rank == 0 and not arguments.encoder_only
+    application = StubServer(arguments).application() if whole else only_health()
     met = meet(arguments.nnodes, arguments.node_rank, arguments.dist_init_addr)
     application["nodes"] = met  # kept open
     web.run_app(

@@ -37,6 +37,9 @@ def problems(folder: Path, text: str) -> str:
         (PAIR % ("", "") + "\n    start_router: {}", "know the versions of both"),
         (PAIR % (", sglang: {disaggregation-transfer-backend: nixl}", ""), "the transfer backends mooncake, nixl"),
         (PAIR % ("", "") + "\n    sglang: {disaggregation-transfer-backend: fake}", "a backend that moves KV"),
+        ("servers: [{role: encoder}, {}]", "what is trained has no encoder"),
+        ("nodes: 2\n    transport: ipc", "a folder that all nodes read"),
+        ("nodes: 2\n    url: http://h:1", "servers that are started here"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -44,6 +47,15 @@ def test_what_does_not_fit_is_named(tmp_path: Path, text: str, words: str) -> No
     assert words in found and "c.yaml" in found and "`engines.policy`" in found
 
 
-@pytest.mark.parametrize("text", ["start_router: {policy: random}", PAIR % ("", ""), "count: 2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start_router: {policy: random}",
+        PAIR % ("", ""),
+        "count: 2",
+        "nodes: 2",
+        "servers: [{role: encoder}, {}]\n    model: m",
+    ],
+)
 def test_what_fits_is_not(tmp_path: Path, text: str) -> None:
     assert problems(tmp_path, text) == ""

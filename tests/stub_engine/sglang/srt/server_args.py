@@ -24,6 +24,9 @@ class ServerArgs:
         parser.add_argument("--disaggregation-mode", choices=["null", "prefill", "decode"], default="null")
         parser.add_argument("--disaggregation-bootstrap-port", type=int, default=8998)
         parser.add_argument("--disaggregation-transfer-backend", default="mooncake")
+        for name in ("encoder-only", "language-only"):
+            parser.add_argument(f"--{name}", action="store_true")
+        parser.add_argument("--encoder-bootstrap-port", type=int, default=8997)
         parser.add_argument("--nnodes", type=int, default=1)
         parser.add_argument("--node-rank", type=int, default=0)
         parser.add_argument("--dist-init-addr", default="")
