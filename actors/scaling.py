@@ -118,6 +118,11 @@ def _group(config: RootConfig, text: str) -> str:
 def _check(config: RootConfig, name: str, count: int) -> None:
     if not 0 <= count <= MOST:
         raise RunUnfitError(f"{name} would have {count} actors; expected from 0 to {MOST}")
+    if name not in ROLES and (fixed := config.engines[name].before_last_part) > count:
+        raise RunUnfitError(
+            f"{name} would have {count} actors; expected at least {fixed}: of engines.{name}.servers only the last part is"
+            " scaled"
+        )
     gpus = config.engines[name].gpus_asked if name not in ROLES else bool(getattr(config, name).gpus)
     most = len(groups(config)[name])
     if gpus and count > most:

@@ -137,6 +137,11 @@ class EngineConfig(Section):
         return any(part.gpus for part in self.parts)
 
     @property
+    def before_last_part(self) -> int:
+        """Servers of all parts but the last that has any: that one is scaled."""
+        return self.instances - [part.started for part in self.parts if part.started][-1] if self.servers else 0
+
+    @property
     def paired(self) -> bool:
         """Whether a request is served by a prefill and a decode server together."""
         return any(part.role == "decode" for part in self.servers)

@@ -17,7 +17,6 @@ from physarum.configs.origin import KeyPath, Origin, Origins
 from physarum.configs.overrides import EVERY_GROUP
 from physarum.configs.yaml_file import Layer
 
-
 _OF_STARTED: Final = ("sglang", "env", "python")
 
 
