@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Final
 
+from physarum.actors.engine.nodes import name_of
 from physarum.actors.runtime import Actor
 from physarum.configs.root import RootConfig
 
@@ -12,6 +14,8 @@ ROLES: Final = {
     "checkpoint": "physarum.actors.checkpoint.actor:CheckpointActor",
     "source": "physarum.actors.source.actor:SourceActor",
     "engine": "physarum.actors.engine.actor:EngineActor",
+    "node": "physarum.actors.node.actor:NodeActor",
+    "router": "physarum.actors.router.actor:RouterActor",
     "rollout": "physarum.actors.rollout.actor:RolloutActor",
     "reward": "physarum.actors.reward.actor:RewardActor",
     "trainer": "physarum.actors.trainer.actor:TrainerActor",
@@ -28,6 +32,18 @@ def actor_class(role: str) -> type[Actor]:
     module, _, name = ROLES[role].partition(":")
     found: type[Actor] = getattr(importlib.import_module(module), name)
     return found
+
+
+def nodes_of(config: RootConfig, group: str, numbers: Iterable[int]) -> list[tuple[str, str]]:
+    """(role, instance) of the further nodes of a group's engines."""
+    engine = config.engines[group]
+    if engine.url is not None:
+        return []
+    return [
+        ("node", name_of(f"{group}-{number}", rank))
+        for number in numbers
+        for rank in range(1, engine.part_of(number).nodes)
+    ]
 
 
 def instances(config: RootConfig) -> list[tuple[str, str]]:
@@ -51,6 +67,12 @@ def instances(config: RootConfig) -> list[tuple[str, str]]:
                 for group, engine in config.engines.items()
                 for number in range(engine.instances)
             ]
+        elif role == "node":
+            for group, engine in config.engines.items():
+                wanted += nodes_of(config, group, range(engine.instances))
+        elif role == "router":
+            started = [group for group, engine in config.engines.items() if engine.start_router is not None]
+            wanted += [("router", f"router-{group}-0") for group in started]
         else:
             wanted += [(role, f"{role}-{number}") for number in range(counts[role])]
     return wanted

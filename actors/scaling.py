@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from physarum.actors.roles import instances
+from physarum.actors.engine.nodes import ROLE as NODE
+from physarum.actors.roles import instances, nodes_of
 from physarum.actors.states import Scaled
 from physarum.actors.tools.errors import RunUnfitError
 from physarum.configs.root import RootConfig
@@ -58,10 +59,12 @@ def wanted(config: RootConfig, scaled: Scaled | None) -> dict[str, Numbers]:
 def members(config: RootConfig, scaled: Scaled | None) -> list[tuple[str, str]]:
     """Every (role, instance) of the run as it should be now, in start order."""
     scalable = groups(config)
-    fixed = [one for one in instances(config) if one[1].rpartition("-")[0] not in scalable]
-    free = [
-        (role_of(name), f"{name}-{number}") for name, numbers in wanted(config, scaled).items() for number in numbers
-    ]
+    fixed = [one for one in instances(config) if one[0] != NODE and one[1].rpartition("-")[0] not in scalable]
+    free: list[tuple[str, str]] = []
+    for name, numbers in wanted(config, scaled).items():
+        free += [(role_of(name), f"{name}-{number}") for number in numbers]
+        if role_of(name) == "engine":
+            free += nodes_of(config, name, numbers)
     return fixed + free
 
 
@@ -115,7 +118,12 @@ def _group(config: RootConfig, text: str) -> str:
 def _check(config: RootConfig, name: str, count: int) -> None:
     if not 0 <= count <= MOST:
         raise RunUnfitError(f"{name} would have {count} actors; expected from 0 to {MOST}")
-    gpus = config.engines[name].gpus if name not in ROLES else getattr(config, name).gpus
+    if name not in ROLES and (fixed := config.engines[name].before_last_part) > count:
+        raise RunUnfitError(
+            f"{name} would have {count} actors; expected at least {fixed}: of engines.{name}.servers only the last part is"
+            " scaled"
+        )
+    gpus = config.engines[name].gpus_asked if name not in ROLES else bool(getattr(config, name).gpus)
     most = len(groups(config)[name])
     if gpus and count > most:
         raise RunUnfitError(

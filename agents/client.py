@@ -21,20 +21,19 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
 import numpy as np
 import numpy.typing as npt
 
+from physarum.agents.asking import ask_pair, post
 from physarum.agents.budget import TokenBudget, nothing_more
 from physarum.agents.clock import EpisodeClock
 from physarum.agents.engine_wire import Reply, build_request, parse_reply
 from physarum.agents.errors import (
     EngineError,
     EngineFailedError,
-    EngineRefusedError,
     EngineUnavailableError,
     NoEngineError,
     OffPinError,
@@ -43,6 +42,7 @@ from physarum.agents.fleet.choice import Wanted
 from physarum.agents.held import Held, check_sampling
 from physarum.agents.journal import Journal
 from physarum.agents.meter import BusyMeter
+from physarum.agents.pairs import MovedError, PrefillError, room_at
 from physarum.agents.protocols import Generation, TokenIds, Tokenizer
 from physarum.agents.replay import Kind, Replay
 from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 
 # SGLang closes idle connections after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE); ours must be gone before, or a request races it.
 KEEPALIVE_TIMEOUT_S: Final = 3.0
-_JSON: Final = {"Content-Type": "application/json"}
 _SESSION: Final = "X-SMG-Routing-Key"
 """By which an sglang-router of policy `manual` keeps a session on its engine."""
-_BODY_EXCERPT_CHARS: Final = 500
+_FAILED: Final = (EngineFailedError, OffPinError, PrefillError, MovedError, aiohttp.ClientError, TimeoutError)
+"""What another engine, or another try, may do better."""
 _ROUTER_GRACE_S: Final = 0.2
 """Beyond its deadline, for a router to say by itself why there is no engine."""
 
@@ -187,7 +187,7 @@ class EngineClient:
         while not held.finished:
             try:
                 reply = await self._send(held, retries)
-            except (EngineFailedError, OffPinError, aiohttp.ClientError, TimeoutError) as error:
+            except _FAILED as error:
                 if not isinstance(error, aiohttp.ClientConnectorError):
                     held.interrupted = "lost"
                 await self._retry_later(held, retries, error)
@@ -207,18 +207,15 @@ class EngineClient:
         ref = await self._pick(held, prompt, retries)
         rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
         key = ref.version if self._cache_per_version and not ref.through else None
-        request = build_request(prompt, held.next_sampling(), rid, key)
-        submitted_at = time.time()
+        room = None if ref.prefill is None else room_at(ref.prefill)
+        request = build_request(prompt, held.next_sampling(), rid, key, room)
         self.on_sent()
         try:
-            body = await self._post(ref, request, rid, retries.request_timeout_s)
-            reply = parse_reply(
-                body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
-            )
+            reply = await self._ask(ref, request, rid, len(prompt), retries.request_timeout_s)
             self._check_pin(reply, ref)
             self._router.served(ref, len(reply.token_ids))
-            self._affinity.engine = ref.instance
-        except (EngineFailedError, OffPinError, aiohttp.ClientError, TimeoutError) as error:
+            self._affinity.engine = ref.home
+        except _FAILED as error:
             self._router.failed(ref, error)
             raise
         finally:
@@ -249,22 +246,19 @@ class EngineClient:
         retries.excuse(time.monotonic() - since)
         return ref
 
-    async def _post(self, ref: EngineRef, request: bytes, rid: str, timeout_s: float) -> bytes:
-        """The body of a 200 answer. A cancelled or timed-out request closes its connection; the engine then aborts."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        url = f"{ref.url.rstrip('/')}/generate"
-        headers = {**_JSON, _SESSION: self._rid_prefix or rid} if ref.through else _JSON
+    async def _ask(self, ref: EngineRef, request: bytes, rid: str, length: int, timeout_s: float) -> Reply:
+        """Of one engine, or of a pair. `length`: of the prompt."""
+        submitted_at = time.time()
+        headers = {_SESSION: self._rid_prefix or rid} if ref.through else {}
         with self.meter.busy(), self.clock.working():
-            async with self._session.post(
-                url, data=request, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                body = await response.read()
-        if response.status == HTTPStatus.OK:
-            return body
-        excerpt = body[:_BODY_EXCERPT_CHARS].decode(errors="replace")
-        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise EngineFailedError(ref.url, response.status, excerpt)
-        raise EngineRefusedError(ref.url, response.status, excerpt)
+            if ref.prefill is not None:
+                return await ask_pair(
+                    self._session, ref, request, length, timeout_s, lambda: self._router.prefilled(ref)
+                )
+            body = await post(self._session, ref.url, request, timeout_s, headers)
+        return parse_reply(
+            body, ref.url, length, lambda label: self._oldest_version(ref, label, submitted_at, time.time())
+        )
 
     async def _resume_later(self, held: Held, retries: Retries, reply: Reply) -> None:
         """After an abort: at once when it brought tokens to continue from, else like a failure."""

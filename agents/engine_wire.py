@@ -69,15 +69,20 @@ _DECODER: Final = msgspec.json.Decoder(_Body)
 
 
 def build_request(
-    token_ids: npt.NDArray[np.int32], sampling: Mapping[str, Any], rid: str, extra_key: str | None
+    token_ids: npt.NDArray[np.int32],
+    sampling: Mapping[str, Any],
+    rid: str,
+    extra_key: str | None,
+    further: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The JSON body. `extra_key` partitions the engine's prefix cache."""
+    """The JSON body. `extra_key` partitions the engine's prefix cache; `further` fields are added as they are."""
     request: dict[str, Any] = {
         "input_ids": token_ids,
         "sampling_params": dict(sampling),
         "return_logprob": True,
         "rid": rid,
         "stream": False,
+        **(further or {}),
     }
     if extra_key is not None:
         request["extra_key"] = extra_key

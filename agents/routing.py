@@ -11,13 +11,15 @@ from typing import Protocol
 import msgspec
 
 from physarum.agents.fleet.choice import Wanted
+from physarum.agents.pairs import Prefill
 
 
 class EngineRef(msgspec.Struct, frozen=True):
     """An engine as known when it was picked: base URL, actor instance and the version label it serves.
 
     `ticket`: the router's own mark of the request. `through`: the URL is that of an sglang-router, which sends it to whichever
-    engine it likes; `version` is then the oldest that one of them serves.
+    engine it likes; `version` is then the oldest that one of them serves. `prefill`: the engine decodes only, and this one, of
+    the same version, prefills for it.
     """
 
     url: str
@@ -25,6 +27,12 @@ class EngineRef(msgspec.Struct, frozen=True):
     version: str
     ticket: int = 0
     through: bool = False
+    prefill: Prefill | None = None
+
+    @property
+    def home(self) -> str:
+        """The instance that holds the session's prefix."""
+        return self.instance if self.prefill is None else self.prefill.instance
 
 
 class Router(Protocol):
@@ -46,5 +54,10 @@ class Router(Protocol):
         ...
 
     def failed(self, ref: EngineRef, error: Exception) -> None:
-        """A request on `ref` failed for a reason that may be the engine's: connection, timeout or 5xx."""
+        """A request on `ref` failed for a reason that may be the engine's: connection, timeout or 5xx. A PrefillError is of the
+        prefill server alone."""
+        ...
+
+    def prefilled(self, ref: EngineRef) -> None:
+        """The prefill server of `ref` has answered: its place is free."""
         ...

@@ -53,8 +53,11 @@ def device_groups(config: RootConfig) -> dict[KeyPath, DeviceGroup]:
         ("reward",): DeviceGroup(config.reward.gpus, config.reward.count, config.reward.env),
     }
     for name, engine in config.engines.items():
-        if engine.url is None:
-            groups["engines", name] = DeviceGroup(engine.gpus, engine.count, engine.env)
+        for index, part in enumerate(engine.servers):
+            env = {**engine.env, **part.env}
+            groups["engines", name, "servers", index] = DeviceGroup(part.gpus, part.started * part.nodes, env)
+        if engine.url is None and not engine.servers:
+            groups["engines", name] = DeviceGroup(engine.gpus, engine.count * engine.nodes, engine.env)
     return groups
 
 

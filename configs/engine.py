@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from physarum.configs.hooks import Hook
-from physarum.configs.sglang_arguments import WAITS_FOR_WEIGHTS, SglangArguments
+from physarum.configs.servers import Place, ServersConfig, check_roles, place_of
+from physarum.configs.sglang_arguments import WAITS_FOR_WEIGHTS, OwnArguments, SglangArguments
 from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrl, HttpUrls, Seconds, Section, refuse
 
 
@@ -57,10 +58,14 @@ class ConcurrencyConfig(Section):
 
 
 class EngineConfig(Section):
-    """A group of equal engines. With `url` the servers are external: attached, never started or stopped."""
+    """A group of engines that serve the same weights. With `url` they are external: attached, never started or stopped."""
 
     count: Count = 1
-    """Servers to start; with `url` the number of URLs counts instead."""
+    """Equal servers to start; with `url` the number of URLs counts instead."""
+    nodes: Count = 1
+    """Hosts over which each server spans."""
+    servers: tuple[ServersConfig, ...] = ()
+    """Different servers in the place of `count` equal ones (configs/servers.py)."""
     model: Path | None = None
     """A Hugging Face folder; null serves the policy and follows its versions."""
     quantised_model: Path | None = None
@@ -71,6 +76,8 @@ class EngineConfig(Section):
     url: HttpUrls | None = None
     router: HttpUrl | None = None
     """An sglang-router in front of these engines: it then chooses among them, and where it fails they are asked directly."""
+    start_router: OwnArguments | None = None
+    """The same, started here: its arguments, `{}` for its defaults. Needs sglang-router in the engine's environment."""
     sglang: SglangArguments = Field(default_factory=dict)
     start_timeout_s: Seconds = 600.0
     """From start to health; a cold server takes minutes."""
@@ -88,11 +95,74 @@ class EngineConfig(Section):
     weights_folder: Path | None = None
     """Where the engines read versions from; for engines at a `url` on another host, a folder that both see under this path."""
     update_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """At most this share of the group, and at least one engine, stands still for an update at the same time."""
+    """At most this share of the group, and at least one engine, stands still for an update at the same time (of pairs all)."""
     canary: CanaryConfig | None = None
     """Null: all engines take a version as soon as they have it."""
     gpus: Devices = 0
     env: Environment = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_description(self) -> EngineConfig:
+        if not self.servers:
+            return self
+        beside = {
+            "count": self.count != 1,
+            "nodes": self.nodes != 1,
+            "gpus": bool(self.gpus),
+            "url": self.url is not None,
+        }
+        if given := [name for name, there in beside.items() if there]:
+            raise refuse(
+                expected="either `servers`, or `count`, `nodes`, `gpus` or `url`",
+                remedy=f"write {given[0]} into the parts of `servers`",
+                found=f"`servers` with {' and '.join(f'`{name}`' for name in given)}",
+            )
+        check_roles(self.servers)
+        return self
+
+    @property
+    def parts(self) -> tuple[ServersConfig, ...]:
+        """What the group consists of; one part where `servers` is not written."""
+        return self.servers or (ServersConfig(count=self.instances, nodes=self.nodes, gpus=self.gpus),)
+
+    @property
+    def gpus_asked(self) -> bool:
+        """Whether it holds devices."""
+        return any(part.gpus for part in self.parts)
+
+    @property
+    def before_last_part(self) -> int:
+        """Servers of all parts but the last that has any: that one is scaled."""
+        return self.instances - [part.started for part in self.parts if part.started][-1] if self.servers else 0
+
+    @property
+    def paired(self) -> bool:
+        """Whether a request is served by a prefill and a decode server together."""
+        return any(part.role == "decode" for part in self.servers)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether images are encoded by servers of their own."""
+        return any(part.role == "encoder" for part in self.servers)
+
+    def place(self, number: int) -> Place:
+        """Of server `number` in `parts`."""
+        return place_of(self.parts, number)
+
+    def part_of(self, number: int) -> ServersConfig:
+        """What server `number` is."""
+        return self.parts[self.place(number).part]
+
+    def of_server(self, number: int) -> EngineConfig:
+        """The same group with the arguments and variables of one of its servers."""
+        part = self.part_of(number)
+        arguments = {name: item for name, item in {**self.sglang, **part.sglang}.items() if item is not None}
+        return self.model_copy(update={"sglang": arguments, "env": {**self.env, **part.env}})
+
+    def values_of(self, argument: str) -> list[JsonValue]:
+        """What is written for an SGLang argument, in any part."""
+        written = [{**self.sglang, **part.sglang}.get(argument) for part in self.parts]
+        return [value for value in written if value is not None]
 
     @property
     def waits_for_weights(self) -> bool:
@@ -106,7 +176,10 @@ class EngineConfig(Section):
 
     @property
     def updated_at_once(self) -> int:
-        """Engines that may stand still for an update at the same time; 0: all of them, so nobody waits."""
+        """Engines that may stand still for an update at the same time; 0: all of them, so nobody waits. Halves of pairs serve
+        only beside others of their version: they take it together."""
+        if self.paired:
+            return 0
         allowed = max(1, int(self.update_share * self.instances))
         return 0 if allowed >= self.instances else allowed
 
@@ -118,4 +191,6 @@ class EngineConfig(Section):
     @property
     def instances(self) -> int:
         """How many servers the group has."""
+        if self.servers:
+            return sum(part.started for part in self.servers)
         return self.count if self.url is None else len(self.url)

@@ -16,6 +16,7 @@ import xxhash
 from pydantic import JsonValue, ValidationError
 
 from physarum.configs.anchor import anchor_paths
+from physarum.configs.engine_defaults import spread
 from physarum.configs.errors import ConfigError, Problem, Severity, errors_in
 from physarum.configs.merge import merge
 from physarum.configs.origin import KeyPath, Origins, display_path, dotted
@@ -24,7 +25,8 @@ from physarum.configs.problems import schema_problems
 from physarum.configs.root import RootConfig
 from physarum.configs.secrets import is_secret_key
 from physarum.configs.semantic import semantic_problems
-from physarum.configs.slime_eval import translated
+from physarum.configs.slime_engines import translated as with_slime_engines
+from physarum.configs.slime_eval import translated as with_slime_eval
 from physarum.configs.yaml_file import Layer, read_yaml, write_yaml
 
 _OPEN_SECTIONS = ("args", "extra", "megatron", "sglang")
@@ -32,7 +34,7 @@ _OPEN_SECTIONS = ("args", "extra", "megatron", "sglang")
 
 def resolve(path: Path | str, overrides: Sequence[Override] = ()) -> RootConfig:
     """Reads `path`, what it extends, and the overrides over it. Raises ConfigError with every problem found."""
-    layer = apply_overrides(_read_layers(Path(os.path.abspath(path)), ()), overrides)
+    layer = apply_overrides(spread(_read_layers(Path(os.path.abspath(path)), ())), overrides)
     origins = Origins(layer.origins)
     problems = list(_written_secrets(layer.values, (), origins))
     try:
@@ -63,7 +65,7 @@ def _read_layers(path: Path, below: tuple[Path, ...]) -> Layer:
         raise ConfigError(
             [_refusal(display_path(path), f"a cycle: {chain}", "a chain that ends", "drop one `extends`")]
         )
-    layer = translated(read_yaml(path))
+    layer = with_slime_engines(with_slime_eval(read_yaml(path)))
     merged = Layer()
     for parent in _parents(layer, path):
         merged = merge(merged, _read_layers(parent, (*below, path)))

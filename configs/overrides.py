@@ -1,4 +1,4 @@
-"""Settings on the command line: `trainer.lr=1e-4`, `--megatron-FIELD V`, `--sglang-ARG V`.
+"""Settings on the command line: `trainer.lr=1e-4`, `--megatron-FIELD V`, `--sglang-ARG V`, `--router-ARG V`.
 
 Invariant: an override is one more layer over the files, so it merges, replaces and is checked like them.
 """
@@ -19,9 +19,11 @@ from physarum.configs.yaml_file import Layer, parse_value
 
 EVERY_GROUP = "*"
 """Stands for each engine group that the files define, as in `engines.*.count=2`."""
+ROUTER = "start_router"
+"""Only engines that follow the policy have one: requests of rollout actors go through it."""
 
 _ASSIGNMENT = re.compile(r"(?P<key>[A-Za-z_][\w-]*(?:\.(?:[\w-]+|\*))*)=(?P<value>.*)", re.DOTALL)
-_FLAG = re.compile(r"--(?P<program>megatron|sglang)-(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
+_FLAG = re.compile(r"--(?P<program>megatron|sglang|router)-(?P<name>[A-Za-z][\w-]*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def _from_flag(flag: re.Match[str], rest: list[str]) -> Override:
     value = True if text is None else parse_value(text, f"command line: --{flag['program']}-{name}")
     if flag["program"] == "megatron":
         return Override(("trainer", "megatron", name.replace("-", "_")), value)
-    return Override(("engines", EVERY_GROUP, "sglang", name.replace("_", "-")), value)
+    section = "sglang" if flag["program"] == "sglang" else ROUTER
+    return Override(("engines", EVERY_GROUP, section, name.replace("_", "-")), value)
 
 
 def _starts_setting(word: str) -> bool:
@@ -78,9 +81,9 @@ def _starts_setting(word: str) -> bool:
 
 def _unknown(word: str) -> Problem:
     program = word.lstrip("-").partition("-")[0]
-    near = nearest(program, ("megatron", "sglang")) if word.startswith("-") else None
+    near = nearest(program, ("megatron", "sglang", "router")) if word.startswith("-") else None
     remedy = f"did you mean `--{near}-...`" if near else "write `section.key=value`, for example `trainer.lr=1e-4`"
-    expected = "`section.key=value`, `--megatron-FIELD VALUE` or `--sglang-ARG VALUE`"
+    expected = "`section.key=value`, `--megatron-FIELD VALUE`, `--sglang-ARG VALUE` or `--router-ARG VALUE`"
     return Problem(Severity.ERROR, "command line", repr(word), expected, remedy)
 
 
@@ -100,7 +103,9 @@ def _expand(layer: Layer, override: Override) -> list[KeyPath]:
         where = f"command line: {dotted(override.key)}"
         remedy = "define a group under `engines:`, or name it: `engines.GROUP.sglang.ARG=VALUE`"
         raise ConfigError([Problem(Severity.ERROR, where, "no engine group", "at least one engine group", remedy)])
-    return [("engines", group, *override.key[2:]) for group in groups]
+    frozen = {name for name, group in groups.items() if isinstance(group, dict) and group.get("model") is not None}
+    named = [group for group in groups if override.key[2:3] != (ROUTER,) or group not in frozen]
+    return [("engines", group, *override.key[2:]) for group in named]
 
 
 def _as_layer(key: KeyPath, value: JsonValue) -> Layer:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from pydantic import JsonValue
+
 from physarum.configs.age import AgePolicy
 from physarum.configs.algorithm_rules import algorithm_findings
 from physarum.configs.devices import device_groups
@@ -192,7 +194,8 @@ def _sequence_length(config: RootConfig) -> Iterator[_Finding]:
     contexts = [
         (length, f"engines.{name}.sglang.context-length")
         for name, group in config.engines.items()
-        if group.model is None and isinstance(length := group.sglang.get("context-length"), int)
+        for length in group.values_of("context-length")
+        if group.model is None and isinstance(length, int)
     ]
     answer = (config.rollout.sampling.max_new_tokens + 1, "rollout.sampling.max_new_tokens")
     longest, option = max(contexts, default=answer)
@@ -213,9 +216,10 @@ def _answers_fit(config: RootConfig) -> Iterator[_Finding]:
             sampling = config.evaluation.sampling_of(part)
             asked.append((("evaluation", *key, "sampling", "max_new_tokens"), sampling.max_new_tokens))
     for name, group in config.engines.items():
-        context = group.sglang.get("context-length")
-        if group.model is not None or not isinstance(context, int):
+        lengths = [length for length in group.values_of("context-length") if isinstance(length, int)]
+        if group.model is not None or not lengths:
             continue
+        context = min(lengths)
         for key, tokens in asked:
             if tokens >= context:
                 option = f"engines.{name}.sglang.context-length"
@@ -280,8 +284,12 @@ def _evaluation_engines(config: RootConfig) -> Iterator[_Finding]:
 def _engine_arguments(config: RootConfig) -> Iterator[_Finding]:
     """What physarum sets itself; servers at a `url` take no arguments at all."""
     for name, group in config.engines.items():
-        for argument in sorted(group.sglang.keys() & RESERVED.keys()) if group.url is None else ():
-            key: KeyPath = ("engines", name, "sglang", argument)
+        places: list[tuple[KeyPath, dict[str, JsonValue]]] = [((), group.sglang)] if group.url is None else []
+        places += [(("servers", place), part.sglang) for place, part in enumerate(group.servers)]
+        for within, argument in (
+            (one, argument) for one, given in places for argument in sorted(given.keys() & RESERVED)
+        ):
+            key: KeyPath = ("engines", name, *within, "sglang", argument)
             yield key, f"`{dotted(key)}`", "arguments that physarum does not set itself", RESERVED[argument]
         if group.model is not None and group.waits_for_weights:
             key = ("engines", name, "sglang", WAITS_FOR_WEIGHTS)
@@ -302,10 +310,12 @@ def _external_engines(config: RootConfig) -> Iterator[_Finding]:
 def _engine_routers(config: RootConfig) -> Iterator[_Finding]:
     """Who asks a router does not know which engine answers, so it cannot keep the prefixes of versions apart."""
     for name, group in config.engines.items():
-        if group.router is not None and group.pause == "in_place" and not group.sglang.get("disable-radix-cache"):
-            found = f"`engines.{name}.router` with `engines.{name}.pause: in_place` and a prefix cache"
+        option = "router" if group.router is not None else "start_router"
+        through = group.router is not None or group.start_router is not None
+        if through and group.pause == "in_place" and not group.sglang.get("disable-radix-cache"):
+            found = f"`engines.{name}.{option}` with `engines.{name}.pause: in_place` and a prefix cache"
             remedy = f"set `engines.{name}.pause: retract`, or `engines.{name}.sglang.disable-radix-cache: true`"
-            yield ("engines", name, "router"), found, "engines that hold no prefix of older weights", remedy
+            yield ("engines", name, option), found, "engines that hold no prefix of older weights", remedy
 
 
 def _quantised_models(config: RootConfig) -> Iterator[_Finding]:
@@ -376,7 +386,7 @@ def _autoscale(config: RootConfig) -> Iterator[_Finding]:
         section, gpus, count = (
             ("rollout", config.rollout.gpus, config.rollout.count)
             if name == "rollout"
-            else (f"engines.{name}", started[name].gpus, started[name].count)
+            else (f"engines.{name}", started[name].gpus_asked, started[name].instances)
         )
         if gpus and group.most > count:
             found = f"`{dotted(key)}.most: {group.most}` with `{section}.count: {count}` and `{section}.gpus`"

@@ -43,7 +43,7 @@ def model_at(root: type[BaseModel], key: KeyPath) -> type[BaseModel] | None:
         inner = _section_in(field.annotation) if field is not None else None
         if field is None or inner is None:
             return None
-        if _is_mapping(field.annotation) and next(parts, None) is None:
+        if _place_inside(field.annotation) and next(parts, None) is None:
             return None
         current = inner
     return current
@@ -54,16 +54,16 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         if (inner := _section_in(field.annotation)) is not None:
-            group = "<group>." if _is_mapping(field.annotation) else ""
-            yield from known_keys(inner, f"{prefix}{name}.{group}")
+            yield from known_keys(inner, f"{prefix}{name}.{_place_inside(field.annotation)}")
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section class inside `Section`, `Section | None` or `dict[str, Section]`."""
+    """The section class inside `Section`, `Section | None`, `dict[str, Section]` or `tuple[Section, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _section_in(part)) is not None), None)
 
 
-def _is_mapping(annotation: Any) -> bool:
-    return get_origin(annotation) is dict
+def _place_inside(annotation: Any) -> str:
+    """What stands between a field and the keys of its sections, where it holds several."""
+    return {dict: "<group>.", tuple: "<number>."}.get(get_origin(annotation), "")

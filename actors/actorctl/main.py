@@ -27,6 +27,7 @@ from physarum.actors.actorctl.evals import evals
 from physarum.actors.actorctl.export import export
 from physarum.actors.actorctl.fork import fork
 from physarum.actors.actorctl.import_ import import_file
+from physarum.actors.actorctl.import_slime import import_slime
 from physarum.actors.actorctl.ledger import refuse_open
 from physarum.actors.actorctl.ledger_text import sample_text, step_text, version_text
 from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
@@ -35,6 +36,7 @@ from physarum.actors.actorctl.rollout_only import rollout_only
 from physarum.actors.actorctl.scale import cordon, drain, scale, uncordon
 from physarum.actors.actorctl.tasks import app as tasks_app
 from physarum.actors.actorctl.weights import app as weights_app
+from physarum.actors.argument_check import run_check
 from physarum.actors.display.result import account_line
 from physarum.actors.preflight import check as check_config
 from physarum.configs.errors import errors_in
@@ -61,6 +63,7 @@ for _name, _command in (
     ("fork", fork),
     ("export", export),
     ("import", import_file),
+    ("import-slime", import_slime),
 ):
     app.command(_name, context_settings=SETTINGS, epilog=exits.HELP)(_command)
 
@@ -145,10 +148,19 @@ def logs(
 
 
 @app.command(context_settings=SETTINGS, epilog=exits.HELP)
-def check(config: Config, settings: Settings = None, as_json: Json = False, verbose: Verbose = False) -> None:
+def check(
+    config: Config,
+    settings: Settings = None,
+    arguments: Annotated[
+        bool, typer.Option("--arguments", help="Ask the installed SGLang which arguments it takes: seconds.")
+    ] = False,
+    as_json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Validate a configuration, its hooks, files, ports, devices and disk, without starting anything."""
     with exits.reported(verbose):
-        problems = check_config(resolve(config, parse_command_line(settings or [])))
+        found = resolve(config, parse_command_line(settings or []))
+        problems = [*check_config(found), *(run_check(found) if arguments else ())]
         fields = ("severity", "where", "found", "expected", "remedy")
         rows = [{name: str(getattr(problem, name)) for name in fields} for problem in problems]
         if as_json:

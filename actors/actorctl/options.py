@@ -18,7 +18,7 @@ Settings = Annotated[
     Optional[list[str]],  # noqa: UP045  # typer reads the annotation at run time
     typer.Argument(
         metavar="[SETTING]...",
-        help="Over the file: `trainer.lr=1e-4`, `--megatron-FIELD VALUE`, `--sglang-ARG VALUE`.",
+        help="Over the file: `trainer.lr=1e-4`, `--megatron-FIELD VALUE`, `--sglang-ARG VALUE`, `--router-ARG VALUE`.",
     ),
 ]
 Target = Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="A run's name, or its configuration.")]

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar
 
 import aiohttp
+import msgspec
 
 from physarum.actors.engine.control import EngineControl
+from physarum.actors.engine.encoding import ENCODER, Encoders
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.errors import (
     EngineArgumentError,
@@ -27,33 +30,44 @@ from physarum.actors.engine.following import Following
 from physarum.actors.engine.frozen import check_frozen
 from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.load import UNREACHABLE, LoadReport, limit_of_peers
+from physarum.actors.engine.nodes import RENDEZVOUS_FACT, Nodes, node_arguments
+from physarum.actors.engine.nodes import ROLE as NODE
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.runtime import Actor
 from physarum.actors.served_model import served_model
+from physarum.actors.waiting import unless_draining
+from physarum.bus.presence import Roster
 from physarum.configs.engine import EngineConfig
 
 _log = logging.getLogger(__name__)
 
 
 class EngineActor(Actor):
-    """Role engine, instance `<group>-<number>`. Announces facts group, url, version (label), engine_pid, load."""
+    """Role engine, instance `<group>-<number>`. Announces facts group, url, version (label), engine_pid, load, and where it is
+    not a regular one role, bootstrap_port."""
 
     role: ClassVar[str] = "engine"
 
     async def run(self) -> None:
         self._group = self.context.identity.instance.rsplit("-", 1)[0]
-        self._settings: EngineConfig = self.config.engines[self._group]
-        self.facts = {"group": self._group}
+        self._settings: EngineConfig = self.config.engines[self._group].of_server(self.context.identity.index)
+        self._role = self._settings.part_of(self.context.identity.index).role
+        self.facts = {"group": self._group, **({"role": self._role} if self._role != "regular" else {})}
         self._following: Following | None = None
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(aiohttp.ClientSession())
             process = await self._start(stack, session)
+            if self._role == ENCODER:
+                await self._encode(process)
+                return
             control = EngineControl(process.url, session, update_timeout_s=self._settings.update_timeout_s)
             can, found = await control.capabilities(), await limit_of_peers(self.bus, self._group)
             report = LoadReport(self, self._settings, control, can, found)
             await report.sample()  # its limit is known before it takes traffic
             self.facts |= {"url": process.url, "engine_pid": process.pid}
+            if process.bootstrap_port is not None:
+                self.facts["bootstrap_port"] = process.bootstrap_port
             died = asyncio.ensure_future(process.wait_exit())
             serving = asyncio.create_task(self._serve(session, control), name="serve heads")
             reporting = asyncio.create_task(self._report_load(report), name="report load")
@@ -62,18 +76,20 @@ class EngineActor(Actor):
             stack.push_async_callback(_ended, serving)
             stack.push_async_callback(_ended, reporting)
             stack.callback(draining.cancel)
-            await asyncio.wait({died, serving, draining, reporting}, return_when=asyncio.FIRST_COMPLETED)
+            ends = {died, serving, draining, reporting, self._lost}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if draining.done():
                 await self._detach(control)
                 return
             if died.done():
                 raise process.death()
-            for ended in (serving, reporting):
+            for ended in (serving, reporting, self._lost):
                 if ended.done():
                     ended.result()
 
     async def _start(self, stack: AsyncExitStack, session: aiohttp.ClientSession) -> EngineProcess | ExternalEngine:
         started = time.perf_counter()
+        self._nodes = await self._other_nodes(stack)
         process = await self._server()
         stack.push_async_callback(process.stop)
         settings = self._settings
@@ -83,10 +99,14 @@ class EngineActor(Actor):
             )
         )
         draining = asyncio.create_task(self.context.draining.wait())
+        self._lost = asyncio.create_task(self._node_lost(), name="nodes")
         stack.callback(draining.cancel)
-        await asyncio.wait({healthy, draining}, return_when=asyncio.FIRST_COMPLETED)
+        stack.callback(self._lost.cancel)
+        await asyncio.wait({healthy, draining, self._lost}, return_when=asyncio.FIRST_COMPLETED)
         if not healthy.done():
             healthy.cancel()
+            if self._lost.done():
+                self._lost.result()
             raise ActorError("asked to stop while the engine was starting")
         try:
             healthy.result()
@@ -96,6 +116,32 @@ class EngineActor(Actor):
         self.numbers["start_s"] = round(seconds, 1)
         await self.context.emit("engine_start", {"seconds": seconds})
         return process
+
+    async def _other_nodes(self, stack: AsyncExitStack) -> Nodes | None:
+        """Once they are all there: this engine's part may be started."""
+        count = self._settings.part_of(self.context.identity.index).nodes
+        if count == 1 or self._settings.url is not None:
+            return None
+        changed = asyncio.Event()
+        roster = await stack.enter_async_context(Roster(self.bus, NODE, on_change=changed.set).open())
+        nodes = Nodes(roster, changed, self.context.identity.instance, count, self.context.host)
+        self.become("waiting for its nodes")
+        meeting = await unless_draining(self.context, nodes.meet(self._settings.start_timeout_s))
+        if meeting is None:
+            raise ActorError("asked to stop while the engine waited for its nodes")
+        self._meeting = meeting
+        self.facts[RENDEZVOUS_FACT] = msgspec.to_builtins(meeting)
+        self.become("starting")
+        stack.callback(nodes.close)
+        return nodes
+
+    async def _node_lost(self) -> None:
+        """Raises ActorError when a node has left the attempt; all of them are then started anew."""
+        if self._nodes is None:
+            await asyncio.Event().wait()
+            return
+        name = await self._nodes.lost()
+        raise ActorError(f"{name} has left the engine: an engine is all of its nodes, and all are started anew")
 
     async def _server(self) -> EngineProcess | ExternalEngine:
         """Started here, or somebody else's."""
@@ -108,6 +154,9 @@ class EngineActor(Actor):
             log_file=self.context.folder.logs / f"{self.context.identity.instance}.sglang.log",
             sglang=self._settings.sglang,
             environment=self._settings.env,
+            role=self._role,
+            language_only=self._settings.encodes and self._role != ENCODER,
+            nodes={} if self._nodes is None else node_arguments(self._nodes.count, 0, self._meeting.address),
         )
         try:
             return await EngineProcess.start(spec, cache=self.context.folder.path.parent / ".cache")
@@ -121,13 +170,51 @@ class EngineActor(Actor):
         elif self._following is not None:
             await self._following.settled(3 * self._settings.update_timeout_s)
 
+    async def _encode(self, process: EngineProcess | ExternalEngine) -> None:
+        """An encoder takes neither versions nor requests of ours: it is there, or it is not."""
+        self.facts |= {"url": process.url, "engine_pid": process.pid}
+        if self._settings.model is not None:
+            self.facts["model"] = await check_frozen(self.context, self._group, self._settings.model)
+        self.become("ready")
+        if await unless_draining(self.context, process.wait_exit()) is not None:
+            raise process.death()
+
+    @asynccontextmanager
+    async def _told_of_encoders(self, session: aiohttp.ClientSession) -> AsyncIterator[None]:
+        """Its server is told of encoders while the block runs, which begins when it knows one."""
+        if not self._settings.encodes:
+            yield
+            return
+        changed = asyncio.Event()
+        encoders = Encoders(f"http://127.0.0.1:{self.facts['bootstrap_port']}", self._group, session)
+        async with Roster(self.bus, "engine", on_change=changed.set).open() as roster:
+            following = asyncio.create_task(encoders.follow(roster, changed), name="encoders")
+            try:
+                self.become("waiting for encoders")
+                await self._until_encoded(encoders)
+                yield
+            finally:
+                await _ended(following)
+
+    async def _until_encoded(self, encoders: Encoders) -> None:
+        limit_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await encoders.any.wait()
+        except TimeoutError as error:
+            raise ActorError(
+                f"no encoder of group {self._group} was ready within engines.<group>.start_timeout_s = {limit_s:g} s; see"
+                " the logs of its encoders (actorctl ps)"
+            ) from error
+
     async def _serve(self, session: aiohttp.ClientSession, control: EngineControl) -> None:
         if self._settings.model is not None:
             if self._settings.url is None:
                 self.facts["model"] = await check_frozen(self.context, self._group, self._settings.model)
             self.facts["version"] = "frozen"
-            self.become("ready")
-            await self.context.draining.wait()
+            async with self._told_of_encoders(session):
+                self.become("ready")
+                await self.context.draining.wait()
             return
         self._following = Following(self, self._settings, self._group, session, control)
         await self._following.run()

@@ -10,11 +10,12 @@ import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from physarum.actors.engine.environment import Device
 from physarum.actors.engine.errors import EngineArgumentError
 from physarum.actors.engine.schema import Argument, ServerSchema
+from physarum.configs.servers import ServerRole
 from physarum.configs.sglang_arguments import RESERVED, canonical
 
 # Measured: without dtype a float32 checkpoint is served as float16; without max-total-tokens the KV pool takes 13.7 GB.
@@ -31,16 +32,47 @@ _CPU_DEFAULTS: Final[Mapping[str, Any]] = {
 
 
 def server_command(
-    python: Path, model: Path, port: int, label: str, user: Mapping[str, Any], device: Device, schema: ServerSchema
+    python: Path,
+    model: Path,
+    port: int,
+    label: str,
+    user: Mapping[str, Any],
+    device: Device,
+    schema: ServerSchema,
+    own: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """The whole command of one server. Raises EngineArgumentError naming every argument that cannot stand."""
+    """The whole command of one server; `own` are arguments that its place among others asks for.
+
+    Raises EngineArgumentError naming every argument that cannot stand.
+    """
     arguments = {**default_arguments(device, schema), **checked_arguments(user, schema)}
+    known = schema.by_name()
+    if missing := [name for name in own or {} if name not in known]:
+        raise EngineArgumentError(
+            f"sglang {schema.version} has no argument {', '.join(missing)}, which this server's role needs; use another release"
+        )
+    arguments |= own or {}
     command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--weight-version", label]
-    known = schema.by_name()
     for name, value in arguments.items():
-        command += _render(known[name], name, value)
+        command += render(known[name], name, value)
     return command
+
+
+def role_arguments(role: ServerRole, bootstrap_port: int, language_only: bool = False) -> dict[str, Any]:
+    """What the role of a server sets. The bootstrap port is a prefill server's own: a request names it to the decode server; or
+    that of a server of the language model alone, whose encoders its actor registers there."""
+    if language_only and role == "regular":
+        return {"language-only": True, "encoder-bootstrap-port": bootstrap_port}
+    match role:
+        case "prefill":
+            return {"disaggregation-mode": role, "disaggregation-bootstrap-port": bootstrap_port}
+        case "decode":
+            return {"disaggregation-mode": role}
+        case "encoder":
+            return {"encoder-only": True}
+        case _:
+            return {}
 
 
 def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:
@@ -59,14 +91,25 @@ def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:
     return defaults
 
 
-def checked_arguments(user: Mapping[str, Any], schema: ServerSchema) -> dict[str, Any]:
+class Rules(NamedTuple):
+    """Of a program: its name and module for messages, and what physarum sets itself, with what to write instead."""
+
+    name: str
+    module: str
+    reserved: Mapping[str, str]
+
+
+SERVER: Final = Rules("sglang", "sglang.launch_server", RESERVED)
+
+
+def checked_arguments(user: Mapping[str, Any], schema: ServerSchema, rules: Rules = SERVER) -> dict[str, Any]:
     """`user` with canonical names. Raises EngineArgumentError listing all problems at once."""
     known = schema.by_name()
     checked: dict[str, Any] = {}
     problems: list[str] = []
     for written, value in user.items():
         name = canonical(written)
-        problem = _problem(name, value, known, schema.version)
+        problem = _problem(name, value, known, schema.version, rules)
         if name in checked:
             problem = f"{written}: given twice (- and _ are the same here); keep one"
         if problem is not None:
@@ -77,28 +120,30 @@ def checked_arguments(user: Mapping[str, Any], schema: ServerSchema) -> dict[str
     return checked
 
 
-def _problem(name: str, value: Any, known: Mapping[str, Argument], version: str) -> str | None:
-    if name in RESERVED:
-        return f"sglang argument {name} cannot be set here: {RESERVED[name]}"
+def _problem(name: str, value: Any, known: Mapping[str, Argument], version: str, rules: Rules) -> str | None:
+    program = rules.name
+    if name in rules.reserved:
+        return f"{program} argument {name} cannot be set here: {rules.reserved[name]}"
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else "; see `python -m sglang.launch_server --help`"
-        return f"sglang {version} has no argument {name}{hint}"
+        hint = f"; did you mean {near[0]}?" if near else f"; see `python -m {rules.module} --help`"
+        return f"{program} {version} has no argument {name}{hint}"
     argument = known[name]
     if argument.is_switch and not isinstance(value, bool | None):
-        return f"sglang argument {name} is a switch: found {value!r}, expected true or false"
+        return f"{program} argument {name} is a switch: found {value!r}, expected true or false"
     if not argument.is_switch and isinstance(value, bool) and argument.number != "?":
-        return f"sglang argument {name} takes a value: found {value!r}"
+        return f"{program} argument {name} takes a value: found {value!r}"
     values = value if isinstance(value, list) else [value]
     if isinstance(value, list) and argument.number in (1, 0):
-        return f"sglang argument {name} takes one value: found the list {value!r}"
+        return f"{program} argument {name} takes one value: found the list {value!r}"
     wrong = [one for one in values if one is not None and argument.choices and str(one) not in argument.choices]
     if wrong and not argument.is_switch:
-        return f"sglang argument {name} is {wrong[0]!r}, expected one of {', '.join(argument.choices or [])}"
+        return f"{program} argument {name} is {wrong[0]!r}, expected one of {', '.join(argument.choices or [])}"
     return None
 
 
-def _render(argument: Argument, name: str, value: Any) -> list[str]:
+def render(argument: Argument, name: str, value: Any) -> list[str]:
+    """As words of a command line; null is none."""
     flag = f"--{name}"
     if value is None:
         return []

@@ -21,6 +21,7 @@ def surroundings(settings: EngineConfig) -> Surroundings:
     return Surroundings(
         device=detect_device(),
         started_here=settings.url is None,
+        several_hosts=any(part.nodes > 1 for part in settings.parts),
         waits_for_weights=settings.waits_for_weights,
         own_draft=settings.sglang.get(DRAFT_MODEL) is not None,
     )

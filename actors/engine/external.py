@@ -15,6 +15,7 @@ class ExternalEngine:
     """The surface of EngineProcess, for a server whose process is not ours."""
 
     pid: int | None = None
+    bootstrap_port: int | None = None
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -22,6 +22,7 @@ from physarum.actors.carrying import carrier_of
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
+from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.listening import listen
 from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.relaying import Relay
@@ -76,6 +77,8 @@ _TRANSIENT: Final = (
     VersionRefusedError,
 )
 _RETRY_S: Final = 2.0
+HANDING_OVER: Final = "handing over"
+"""A half of a pair, while it takes a version: it takes no requests."""
 
 
 class Following:
@@ -190,14 +193,36 @@ class Following:
             live=None,
             expected=await asyncio.to_thread(forms_in, served_model(context.folder, context.config).resolve()),
             whole=quantisation is not None,
-            mode=settings.pause,
+            mode="in_place" if settings.paired else settings.pause,  # handed_over has emptied a half of a pair
             transport=transport,
             holdings=self._relay.holdings,
             carrier=self._relay.carrier,
             differences=context.config.checkpoint.differences,
-            turn=self._trials.turn,
+            turn=self._turn,
             on_state=self._standing.set,
         )
+
+    @asynccontextmanager
+    async def _turn(self, label: str) -> AsyncIterator[None]:
+        """A half of a pair gives back what it has before it takes other weights: KV that another server made, or is to go on
+        from, would be of other weights than its own. SGLang's own retraction asks the prefill server for that KV again,
+        whatever that one serves by then, and cannot flush while anything waits for a transfer."""
+        async with self._trials.turn(label):
+            fresh = self._receiver is None or self._receiver.live is None
+            if fresh or not self._settings.paired or self._settings.pause == "in_place":
+                yield
+                return
+            before = self._actor.state
+            self._actor.become(HANDING_OVER)
+            try:
+                await hand_over(self._control)
+                yield
+            except EngineQuarantineError:
+                raise
+            except BaseException:
+                if self._actor.state == HANDING_OVER:
+                    self._actor.become(before)
+                raise
 
     async def _bring_to(self, head: states.Head, receiver: Receiver, services: Roster) -> bool:
         """Whether the engine now serves `head` (or something newer), or what passed before, where that was refused. Raises

@@ -115,8 +115,8 @@ class LoadReport:
     def _limited(self, load: Load) -> int | None:
         """The limit after this sample. The first one makes it: only then the server's own bounds are known."""
         config = self._settings.concurrency
-        if config is None:
-            return None
+        if config is None or self._actor.facts.get("role") == "prefill":
+            return None  # whoever may decode may be prefilled for: the limit of the other half holds for the pair
         if self._limit is None:
             rules = limit_rules(config, load.running_at_most, self._longest_tokens)
             self._limit = Limit(rules, self._found)

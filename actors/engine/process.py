@@ -11,20 +11,21 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
-from physarum.actors.engine.arguments import server_command
+from physarum.actors.engine.arguments import role_arguments, server_command
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import Device, detect_device, engine_environment
 from physarum.actors.engine.errors import EngineDiedError, EngineStartTimeoutError
 from physarum.actors.engine.port import ReservedPort
 from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.schema import inspect_server
+from physarum.configs.servers import ServerRole
 
 _log = logging.getLogger(__name__)
 
@@ -51,35 +52,27 @@ class EngineSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     device: Device = field(default_factory=detect_device)
     grace_s: float = 0.0
+    role: ServerRole = "regular"
+    language_only: bool = False
+    """Images are encoded by others, which register at `bootstrap_port`."""
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+    """Its place among the nodes of one engine (nodes.node_arguments); empty: it is alone."""
 
 
-class EngineProcess:
-    """Make one with `await EngineProcess.start(spec)`."""
+class ServerProcess:
+    """An HTTP server under its guardian, on the first of `ports`. `what` it is, for messages."""
 
-    def __init__(self, spec: EngineSpec, guardian: asyncio.subprocess.Process, port: ReservedPort) -> None:
-        self.spec = spec
-        self.url = f"http://127.0.0.1:{port.number}"
-        self._guardian = guardian
-        self._port = port
-
-    @classmethod
-    async def start(cls, spec: EngineSpec, cache: Path | None = None) -> EngineProcess:
-        """Checks the arguments against the installed server, then starts it.
-
-        Call it on the main thread: the guardian watches the process, but a parent must be there to reap it.
-        Raises EngineArgumentError, EngineInspectionError.
-        """
-        environment = engine_environment(spec.device, spec.environment)
-        schema = await inspect_server(spec.python, environment, cache)
-        port = ReservedPort()
-        try:
-            command = server_command(spec.python, spec.model, port.number, spec.label, spec.sglang, spec.device, schema)
-            guardian = await _guarded(command, environment, spec)
-        except BaseException:
-            port.close()
-            raise
-        _log.info("engine on port %d: %s", port.number, " ".join(command))
-        return cls(spec, guardian, port)
+    def __init__(
+        self,
+        guardian: asyncio.subprocess.Process,
+        ports: Sequence[ReservedPort],
+        log_file: Path,
+        grace_s: float,
+        what: str,
+    ) -> None:
+        self.url = f"http://127.0.0.1:{ports[0].number}"
+        self._guardian, self._ports = guardian, ports
+        self._log_file, self._grace_s, self._what = log_file, grace_s, what
 
     @property
     def pid(self) -> int:
@@ -107,11 +100,11 @@ class EngineProcess:
             raise self.death(during="while it started")
         if not done:
             raise EngineStartTimeoutError(
-                f"engine {self.url} was not healthy within {timeout_s:g} s; raise engines.<group>.start_timeout_s or"
-                f" see {self.spec.log_file}, which ends:\n{log_tail(self.spec.log_file)}"
+                f"{self._what} {self.url} was not healthy within {timeout_s:g} s; raise engines.<group>.start_timeout_s or"
+                f" see {self._log_file}, which ends:\n{log_tail(self._log_file)}"
             )
         await healthy
-        self._port.close()
+        self._free_ports()
 
     async def wait_exit(self) -> int:
         """The exit status, when there is one (an event of the kernel, not a poll)."""
@@ -120,22 +113,59 @@ class EngineProcess:
     def death(self, during: str = "while it served") -> EngineDiedError:
         """The error for an exit that nobody asked for, with the last lines of the log."""
         return EngineDiedError(
-            f"engine {self.url} ended with exit status {self.returncode} {during}; its log {self.spec.log_file} ends:\n"
-            f"{log_tail(self.spec.log_file)}"
+            f"{self._what} {self.url} ended with exit status {self.returncode} {during}; its log {self._log_file} ends:\n"
+            f"{log_tail(self._log_file)}"
         )
 
     async def stop(self) -> int:
         """Terminates the server, after `grace_s` kills it, and returns the exit status when all is gone. Idempotent."""
-        self._port.close()
+        self._free_ports()
         if self._guardian.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._guardian.terminate()
             try:
-                await asyncio.wait_for(self._guardian.wait(), self.spec.grace_s + _GUARDIAN_MARGIN_S)
+                await asyncio.wait_for(self._guardian.wait(), self._grace_s + _GUARDIAN_MARGIN_S)
             except TimeoutError:
-                _log.error("guardian %d of engine %s does not end; it is killed", self.pid, self.url)
+                _log.error("guardian %d of %s %s does not end; it is killed", self.pid, self._what, self.url)
                 self._guardian.kill()
         return await self._guardian.wait()
+
+    def _free_ports(self) -> None:
+        for port in self._ports:
+            port.close()
+
+
+class EngineProcess(ServerProcess):
+    """Make one with `await EngineProcess.start(spec)`."""
+
+    bootstrap_port: int | None = None
+    """Of a prefill server: where decode servers ask for KV. Of one with encoders: where they are registered."""
+
+    @classmethod
+    async def start(cls, spec: EngineSpec, cache: Path | None = None) -> EngineProcess:
+        """Checks the arguments against the installed server, then starts it.
+
+        Call it on the main thread: the guardian watches the process, but a parent must be there to reap it.
+        Raises EngineArgumentError, EngineInspectionError.
+        """
+        environment = engine_environment(spec.device, spec.environment)
+        schema = await inspect_server(spec.python, environment, cache)
+        beside = spec.role == "prefill" or spec.language_only
+        ports = [ReservedPort() for _ in range(2 if beside else 1)]
+        try:
+            own = {**role_arguments(spec.role, ports[-1].number, spec.language_only), **spec.nodes}
+            command = server_command(
+                spec.python, spec.model, ports[0].number, spec.label, spec.sglang, spec.device, schema, own
+            )
+            guardian = await guarded(command, environment, spec.log_file, spec.grace_s)
+        except BaseException:
+            for port in ports:
+                port.close()
+            raise
+        _log.info("engine on port %d: %s", ports[0].number, " ".join(command))
+        process = cls(guardian, ports, spec.log_file, spec.grace_s, "engine")
+        process.bootstrap_port = ports[1].number if beside else None
+        return process
 
 
 def log_tail(file: Path, lines: int = _TAIL_LINES) -> str:
@@ -149,10 +179,13 @@ def log_tail(file: Path, lines: int = _TAIL_LINES) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines()[-lines:]) or "    (the log is empty)"
 
 
-async def _guarded(command: list[str], environment: Mapping[str, str], spec: EngineSpec) -> asyncio.subprocess.Process:
-    spec.log_file.parent.mkdir(parents=True, exist_ok=True)
-    with spec.log_file.open("ab") as log:
+async def guarded(
+    command: list[str], environment: Mapping[str, str], log_file: Path, grace_s: float
+) -> asyncio.subprocess.Process:
+    """The guardian of `command`, whose output goes to the log."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), str(spec.grace_s), *command,
+            sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), str(grace_s), *command,
             stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=dict(environment), start_new_session=True,
         )  # fmt: skip

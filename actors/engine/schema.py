@@ -1,4 +1,4 @@
-"""Which arguments the *installed* SGLang takes, asked of the engine's own Python and remembered per release.
+"""Which arguments the *installed* SGLang (or its router) takes, asked of the engine's own Python and remembered per release.
 
 Invariant: the schema comes from the server's own parser, never from a list of ours, so it cannot go out of date. Asking
 imports SGLang (seconds); the answer is kept in a file keyed by interpreter and release, and asked again when either is
@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,13 +21,13 @@ from physarum.actors.engine.errors import EngineInspectionError
 
 DEFAULT_TIMEOUT_S: Final = 120.0
 
-_VERSION_SCRIPT: Final = "import importlib.metadata as m; print(m.version('sglang'))"
+_VERSION_SCRIPT: Final = "import importlib.metadata as m; print(m.version({package!r}))"
 _MARK: Final = "physarum-schema:"
 _SCHEMA_SCRIPT: Final = f"""
 import argparse, json
-from sglang.srt.server_args import ServerArgs
+from {{module}} import {{parser}}
 parser = argparse.ArgumentParser()
-ServerArgs.add_cli_args(parser)
+{{parser}}.add_cli_args(parser)
 found = []
 for action in parser._actions:
     flags = [flag for flag in action.option_strings if flag.startswith("--")]
@@ -35,9 +35,29 @@ for action in parser._actions:
         continue
     number = action.nargs if action.nargs in ("+", "*", "?") else 1 if action.nargs is None else int(action.nargs)
     choices = [str(choice) for choice in action.choices] if action.choices else None
-    found.append(dict(flags=flags, number=number, choices=choices))
+    found.append({{{{'flags': flags, 'number': number, 'choices': choices}}}})
 print({_MARK!r} + json.dumps(found))
 """
+
+
+class Program(NamedTuple):
+    """What is asked about: its distribution, and the class that adds its arguments to a parser."""
+
+    package: str
+    module: str
+    parser: str
+
+    @property
+    def version_script(self) -> str:
+        return _VERSION_SCRIPT.format(package=self.package)
+
+    @property
+    def schema_script(self) -> str:
+        return _SCHEMA_SCRIPT.format(module=self.module, parser=self.parser)
+
+
+SGLANG: Final = Program("sglang", "sglang.srt.server_args", "ServerArgs")
+ROUTER: Final = Program("sglang-router", "sglang_router.router_args", "RouterArgs")
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -72,16 +92,32 @@ async def inspect_server(
     python: Path, environment: Mapping[str, str], cache: Path | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> ServerSchema:
     """The schema of the SGLang that `python` imports under `environment`. Raises EngineInspectionError."""
-    version = (await _ask(python, _VERSION_SCRIPT, environment, timeout_s)).strip()
-    file = _cache_file(cache or default_cache(), python, version)
+    return await inspect_program(SGLANG, python, environment, cache, timeout_s)
+
+
+async def inspect_program(
+    program: Program,
+    python: Path,
+    environment: Mapping[str, str],
+    cache: Path | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> ServerSchema:
+    """The same, of another program."""
+    package = program.package
+
+    async def ask(script: str) -> str:
+        return await _ask(package, python, script, environment, timeout_s)
+
+    version = (await ask(program.version_script)).strip()
+    file = _cache_file(cache or default_cache(), python, version, program)
     remembered = _remembered(file)
     if remembered is not None:
         return remembered
-    answer = await _ask(python, _SCHEMA_SCRIPT, environment, timeout_s)
+    answer = await ask(program.schema_script)
     line = next((line for line in answer.splitlines() if line.startswith(_MARK)), None)
     if line is None:
         raise EngineInspectionError(
-            f"{python} printed no argument list for sglang {version}; it printed {answer[-500:]!r}"
+            f"{python} printed no argument list for {package} {version}; it printed {answer[-500:]!r}"
         )
     schema = ServerSchema(version, msgspec.json.decode(line.removeprefix(_MARK), type=list[Argument]))
     _remember(file, schema)
@@ -93,10 +129,10 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "physarum"
 
 
-def _cache_file(folder: Path, python: Path, version: str) -> Path:
+def _cache_file(folder: Path, python: Path, version: str, program: Program) -> Path:
     # The path as written, not resolved: the Python of a venv is a link, and the venv decides what is installed.
-    key = hashlib.sha256(f"{python.absolute()}\n{version}\n{_SCHEMA_SCRIPT}".encode()).hexdigest()[:16]
-    return folder / f"sglang-arguments-{version}-{key}.json"
+    key = hashlib.sha256(f"{python.absolute()}\n{version}\n{program.schema_script}".encode()).hexdigest()[:16]
+    return folder / f"{program.package}-arguments-{version}-{key}.json"
 
 
 def _remembered(file: Path) -> ServerSchema | None:
@@ -115,7 +151,7 @@ def _remember(file: Path, schema: ServerSchema) -> None:
     os.replace(aside, file)
 
 
-async def _ask(python: Path, script: str, environment: Mapping[str, str], timeout_s: float) -> str:
+async def _ask(package: str, python: Path, script: str, environment: Mapping[str, str], timeout_s: float) -> str:
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
@@ -124,12 +160,12 @@ async def _ask(python: Path, script: str, environment: Mapping[str, str], timeou
     except OSError as error:
         raise EngineInspectionError(
             f"the engine's Python {python} cannot be run ({error.strerror}); set engines.<group>.python to an"
-            " interpreter that has sglang installed"
+            f" interpreter that has {package} installed"
         ) from error
     try:
         out, err = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError as error:
-        raise EngineInspectionError(f"{python} did not describe its sglang within {timeout_s:g} s") from error
+        raise EngineInspectionError(f"{python} did not describe its {package} within {timeout_s:g} s") from error
     finally:
         if process.returncode is None:
             process.kill()
@@ -137,7 +173,7 @@ async def _ask(python: Path, script: str, environment: Mapping[str, str], timeou
     if process.returncode != 0:
         last = "\n".join(err.decode(errors="replace").splitlines()[-5:])
         raise EngineInspectionError(
-            f"{python} could not describe its sglang (exit {process.returncode}); install sglang there or set"
+            f"{python} could not describe its {package} (exit {process.returncode}); install {package} there or set"
             f" engines.<group>.python. Its last lines:\n{last}"
         )
     return out.decode(errors="replace")

@@ -55,7 +55,7 @@ class _Book:
 
     def write(self, roster: Roster) -> None:
         """What is ready now, if that is not what was written."""
-        ready = [beat for beat in roster.members if beat.state == READY]
+        ready = [beat for beat in roster.members if beat.state == READY and beat.facts.get("role") != "encoder"]
         found = {
             group: [str(beat.facts["url"]) for beat in ready if beat.facts.get("group") == group]
             for group in sorted(self._groups)

@@ -42,9 +42,10 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
 
     engines = Roster(context.bus, "engine", on_change=notify)
     workers = Roster(context.bus, "rollout", on_change=notify)
+    fronts = Roster(context.bus, "router", on_change=notify)
     groups = [policy_group(context.config), evaluation_group(context.config)]
-    routers += [_router(context, group, engines, workers) for group in dict.fromkeys(groups)]
-    async with engines.open(), workers.open(), open_session() as session:
+    routers += [_router(context, group, engines, workers, fronts) for group in dict.fromkeys(groups)]
+    async with engines.open(), workers.open(), fronts.open(), open_session() as session:
         training = EngineClient(
             session,
             routers[0],
@@ -56,7 +57,7 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
         yield Clients(training, training if len(routers) == 1 else training.through(routers[1]), routers[0])
 
 
-def _router(context: Context, group: str, engines: Roster, workers: Roster) -> PresenceRouter:
+def _router(context: Context, group: str, engines: Roster, workers: Roster, fronts: Roster) -> PresenceRouter:
     routing, configured = context.config.rollout.routing, context.config.engines.get(group)
     return PresenceRouter(
         engines,
@@ -66,6 +67,8 @@ def _router(context: Context, group: str, engines: Roster, workers: Roster) -> P
         rules=_rules(routing),
         breaker=_breaker(routing),
         front=None if configured is None else configured.router,
+        fronts=fronts,
+        exact=configured is None or configured.pause == "retract",
     )
 
 

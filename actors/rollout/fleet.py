@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,6 +17,7 @@ from physarum.actors.policy_engines import READY
 from physarum.agents.fleet.breaker import Breaker, BreakerPolicy, fault_of
 from physarum.agents.fleet.choice import EngineView, takes
 from physarum.agents.fleet.prefixes import KnownPrefixes
+from physarum.agents.pairs import Prefill
 from physarum.bus.errors import RecordError
 from physarum.bus.presence import Heartbeat
 from physarum.bus.version import Version
@@ -66,6 +68,15 @@ class KnownEngine:
         return None if self.load is None else self.load.limit
 
     @property
+    def role(self) -> str:
+        """`regular`, `prefill` or `decode`."""
+        return str(self.beat.facts.get("role", "regular"))
+
+    def prefills_for(self, other: KnownEngine) -> bool:
+        """Whether both hold the same weights, so that KV of the one is KV for the other."""
+        return self.role == "prefill" and other.role == "decode" and self.version == other.version
+
+    @property
     def ready(self) -> bool:
         """By its own word, of now: after it was found with other weights than announced, its next word counts."""
         return self.beat.state == READY and self._stale != self.beat.sequence and "url" in self.beat.facts
@@ -107,9 +118,21 @@ class KnownEngine:
         """A failure that says nothing of the connection means other weights than announced: its next word is waited for."""
         fault = fault_of(error)
         if fault is None:
-            self._stale = self.beat.sequence
+            self.moved()
         else:
             ticket.breaker.failed(fault, now, ticket.probe)
+
+    def moved(self) -> None:
+        """It was found with other weights than it announced."""
+        self._stale = self.beat.sequence
+
+    def as_prefill(self, exact: bool) -> Prefill:
+        """What a client must know of it as the first half of a pair."""
+        facts = self.beat.facts
+        host = urlsplit(facts["url"]).hostname or ""
+        return Prefill(
+            url=facts["url"], instance=self.beat.instance, host=host, port=int(facts["bootstrap_port"]), exact=exact
+        )
 
     def described(self, now: float) -> str:
         """For messages."""

@@ -20,12 +20,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from physarum.actors.policy_engines import READY
 from physarum.actors.rollout.fleet import KnownEngine, Ticket
+from physarum.actors.rollout.pairing import able, choose_pair, has_mate, has_room
 from physarum.agents.errors import NoEngineError
 from physarum.agents.fleet.breaker import Breaker, BreakerPolicy
 from physarum.agents.fleet.choice import ChoiceRules, Wanted, choose
 from physarum.agents.fleet.fair import shares
 from physarum.agents.fleet.prefixes import prefix_blocks
+from physarum.agents.pairs import PrefillError
 from physarum.agents.routing import EngineRef
 from physarum.bus.presence import Roster
 
@@ -62,17 +65,22 @@ class PresenceRouter:
         rules: ChoiceRules | None = None,
         breaker: BreakerPolicy | None = None,
         front: str | None = None,
+        fronts: Roster | None = None,
+        exact: bool = True,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`front`: the URL of an sglang-router, which gets what any of the engines may answer. They are asked directly for
-        weights of a certain number, and while the router fails."""
+        weights of a certain number, and while the router fails. `fronts`: the roster of role "router", where one that is
+        started in this run announces itself. `exact`: of pairs, only tokens of the version that both announced are kept."""
         self._roster, self._group, self._workers, self._me = roster, group, workers, me
         self._rules, self._breaker = rules or ChoiceRules(), breaker or BreakerPolicy()
         self._rng, self._clock = rng or random.Random(), clock
+        self._fronts, self._attached, self._exact = fronts, front, exact
         self._front, self._front_breaker = front, Breaker(self._breaker, self._rng)
         self._engines: dict[str, KnownEngine] = {}
         self._tickets: dict[int, Ticket] = {}
+        self._prefills: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
         self._waiting: tuple[deque[_Waiter], deque[_Waiter]] = (deque(), deque())
         self._kinds: Counter[_Kind] = Counter()
@@ -100,7 +108,9 @@ class PresenceRouter:
         """To be called at every change of a roster: takes it over, and serves whoever waits."""
         now = self._clock()
         self._note_absence(now)
-        beats = {beat.instance: beat for beat in self._roster.members if beat.facts.get("group") == self._group}
+        self._look_for_front()
+        there = [beat for beat in self._roster.members if beat.facts.get("group") == self._group]
+        beats = {beat.instance: beat for beat in there if beat.facts.get("role") != "encoder"}
         for name in self._engines.keys() - beats.keys():
             del self._engines[name]
         for name, beat in beats.items():
@@ -111,6 +121,14 @@ class PresenceRouter:
                 known.heard(beat)
         self._share()
         self._serve()
+
+    def _look_for_front(self) -> None:
+        """The router that is there now; another one begins with a clean record."""
+        there = self._fronts.members if self._fronts is not None else []
+        ready = [beat for beat in there if beat.state == READY and beat.facts.get("group") == self._group]
+        front = str(ready[0].facts["url"]) if ready else self._attached
+        if front != self._front:
+            self._front, self._front_breaker = front, Breaker(self._breaker, self._rng)
 
     async def pick(self, deadline_s: float, wanted: Wanted) -> EngineRef:
         """See agents.routing.Router. Raises NoEngineError after `deadline_s` on end without an engine that fits."""
@@ -143,7 +161,14 @@ class PresenceRouter:
             del self._kinds[kind]
             self._able_at.pop(kind, None)
 
+    def prefilled(self, ref: EngineRef) -> None:
+        ticket = self._prefills.pop(ref.ticket)
+        ticket.breaker.succeeded()
+        ticket.engine.ended(ticket)
+
     def release(self, ref: EngineRef) -> None:
+        if (prefill := self._prefills.pop(ref.ticket, None)) is not None:
+            prefill.engine.ended(prefill)
         ticket = self._tickets.pop(ref.ticket)
         ticket.engine.ended(ticket)
         self._serve()
@@ -155,8 +180,19 @@ class PresenceRouter:
     def failed(self, ref: EngineRef, error: Exception) -> None:
         now = self._clock()
         self._note_absence(now)
+        if isinstance(error, PrefillError) and ref.prefill is not None:
+            self._prefill_failed(ref, ref.prefill.instance, error, now)
+            return
         ticket = self._tickets[ref.ticket]
         ticket.engine.failed(ticket, error, now)
+
+    def _prefill_failed(self, ref: EngineRef, instance: str, error: PrefillError, now: float) -> None:
+        """One that answered has no ticket any more: it holds other weights than it announced, and its next word counts."""
+        ticket, engine = self._prefills.get(ref.ticket), self._engines.get(instance)
+        if ticket is not None:
+            ticket.engine.failed(ticket, error.cause or error, now)
+        elif engine is not None:
+            engine.moved()
 
     def _share(self) -> None:
         """My part of each engine's limit. Who has none anywhere, because there are more workers than places, has one place."""
@@ -176,7 +212,7 @@ class PresenceRouter:
         """Sends out who waits and has an engine, in order. One of a kind that finds no room speaks for all of its kind."""
         now = self._clock()
         for queue in self._waiting:
-            if queue and any(one.has_room and one.ready for one in self._engines.values()):
+            if queue and any(one.ready and has_room(one, self._engines, now) for one in self._engines.values()):
                 self._send_out(queue, now)
         self._wake_for_a_probe(now)
 
@@ -204,10 +240,10 @@ class PresenceRouter:
         home, free, away = [], [], []
         for waiter in queue:
             engine = self._engines.get(waiter.wanted.prefers)
-            at_home = engine is not None and engine.able(waiter.kind, now)
+            at_home = engine is not None and able(engine, self._engines, waiter.kind, now)
             (home if at_home else free).append(waiter)
         for waiter in home:
-            if self._engines[waiter.wanted.prefers].has_room:
+            if has_room(self._engines[waiter.wanted.prefers], self._engines, now):
                 yield waiter
             elif now - waiter.since >= self._rules.patience_s:
                 away.append(waiter)
@@ -215,13 +251,16 @@ class PresenceRouter:
         yield from away
 
     def _choose(self, waiter: _Waiter, now: float) -> EngineRef | None:
-        able = [one for one in self._engines.values() if one.ready and one.breaker.allows(now)]
-        sizes = [one.capacity for one in able if one.capacity]
-        mean = sum(sizes) / len(sizes) if len(sizes) == len(able) and sizes else None
+        open_ = [one for one in self._engines.values() if one.ready and one.breaker.allows(now)]
+        taking = [one for one in open_ if one.role == "regular" or has_mate(one, self._engines, now)]
+        sizes = [one.capacity for one in taking if one.capacity]
+        mean = sum(sizes) / len(sizes) if len(sizes) == len(taking) and sizes else None
         expected = self._expected(waiter.wanted)
+        if any(one.role == "prefill" for one in taking):
+            return self._send_to_pair(waiter, taking, expected, now)
         views = [
             one.view(waiter.blocks, expected, mean / one.capacity if mean and one.capacity else 1.0, now)
-            for one in able
+            for one in taking
         ]
         chosen = choose(views, waiter.wanted, self._rules)
         if chosen is None:
@@ -233,6 +272,19 @@ class PresenceRouter:
             return EngineRef(self._front, chosen.instance, oldest.version, ticket, through=True)
         self._tickets[ticket] = engine.send(expected, waiter.blocks)
         return EngineRef(engine.beat.facts["url"], chosen.instance, engine.version, ticket)
+
+    def _send_to_pair(
+        self, waiter: _Waiter, halves: list[KnownEngine], expected: float, now: float
+    ) -> EngineRef | None:
+        by_name = {one.beat.instance: one for one in halves}
+        chosen = choose_pair(by_name, waiter.wanted, waiter.blocks, expected, self._rules, now)
+        if chosen is None:
+            return None
+        prefill, decode, ticket = chosen.prefill, chosen.decode, next(self._numbers)
+        self._prefills[ticket] = prefill.send(len(waiter.wanted.tokens), waiter.blocks)
+        self._tickets[ticket] = decode.send(expected, [])
+        url, name = decode.beat.facts["url"], decode.beat.instance
+        return EngineRef(url, name, decode.version, ticket, prefill=prefill.as_prefill(self._exact))
 
     def _expected(self, wanted: Wanted) -> float:
         """Tokens that the request will hold and make: its prompt, and an answer as long as others were."""
@@ -256,7 +308,7 @@ class PresenceRouter:
                 self._able_at[kind] = now
 
     def _any_able(self, kind: _Kind, now: float) -> bool:
-        return any(one.able(kind, now) for one in self._engines.values())
+        return any(able(one, self._engines, kind, now) for one in self._engines.values())
 
     def _overdue(self, waiter: _Waiter) -> None:
         """Its deadline is over, unless there was an engine for it meanwhile."""

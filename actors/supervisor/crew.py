@@ -1,7 +1,7 @@
 """All actors of one machine: started together, drained in an order in which each can finish what it holds.
 
 first   source, evaluator, rollout, reward, trainer   (they finish episodes and steps, for which they need ...)
-then    engine, checkpoint                            (... these)
+then    engine, node, router, checkpoint              (... these)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from physarum.actors.supervisor.stop import StopRequest
 
 _log = logging.getLogger(__name__)
 
-SERVICES: Final = ("engine", "checkpoint")
+SERVICES: Final = ("engine", "node", "router", "checkpoint")
 _KILL_TIMEOUT_S: Final = 15.0
 
 

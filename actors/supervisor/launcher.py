@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import psutil
 
 from physarum.actors.context import RunFolder
+from physarum.actors.engine.nodes import engine_of
 from physarum.actors.supervisor import numa
 from physarum.actors.supervisor.process import ActorProcess, ActorRecord, read_records
 from physarum.configs.devices import assign_devices, present_devices
@@ -66,11 +67,10 @@ class Launcher:
 
     def gpus(self, role: str, instance: str) -> tuple[int, ...]:
         """The instance's part of its group's devices: an equal share, or one shared with others when they are fewer."""
-        number = int(instance.rsplit("-", 1)[1])
-        held = self._devices.get(_group(role, instance), ())
+        name, number, count = _share(self._config, role, instance)
+        held = self._devices.get(name, ())
         if not held:
             return ()
-        count = 1 if role == "trainer" else _count(self._config, role, instance)
         if len(held) < count:
             return (held[number % len(held)],)
         share, more = divmod(len(held), count)
@@ -84,31 +84,37 @@ class Launcher:
         return {**_DEFAULTS, **os.environ, **ours, **_user_variables(self._config, role, instance)}
 
 
-def _group(role: str, instance: str) -> str:
-    """The name under which `assign_devices` lists an actor's group."""
-    return f"engines.{_engine_group(instance)}" if role == "engine" else role
-
-
-def _engine_group(instance: str) -> str:
-    return instance.rsplit("-", 1)[0]
-
-
-def _count(config: RootConfig, role: str, instance: str) -> int:
+def _share(config: RootConfig, role: str, instance: str) -> tuple[str, int, int]:
+    """The name under which `assign_devices` lists the devices of which an actor has a share; its number among how many."""
+    text = instance.rpartition("-")[2]
     match role:
         case "engine":
-            return config.engines[_engine_group(instance)].instances
+            return _node_share(config, instance, 0)
+        case "node":
+            return _node_share(config, *engine_of(instance))
         case "rollout":
-            return config.rollout.count
+            return role, int(text), config.rollout.count
         case "reward":
-            return config.reward.count
+            return role, int(text), config.reward.count
         case _:
-            return 1
+            return role, int(text), 1
+
+
+def _node_share(config: RootConfig, engine: str, rank: int) -> tuple[str, int, int]:
+    """Nodes share the devices of their part as so many engines would."""
+    group, _, number = engine.rpartition("-")
+    place, settings = config.engines[group].place(int(number)), config.engines[group]
+    part = settings.parts[place.part]
+    name = f"engines.{group}" + (f".servers.{place.part}" if settings.servers else "")
+    return name, place.number * part.nodes + rank, part.count * part.nodes
 
 
 def _user_variables(config: RootConfig, role: str, instance: str) -> dict[str, str]:
     match role:
-        case "engine":
-            return config.engines[_engine_group(instance)].env
+        case "engine" | "node":
+            engine = instance if role == "engine" else engine_of(instance)[0]
+            group, _, number = engine.rpartition("-")
+            return config.engines[group].of_server(int(number)).env
         case "rollout":
             return config.rollout.env
         case "reward":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from physarum.configs.checks.data import check_data
+from physarum.configs.checks.engines import check_groups
 from physarum.configs.checks.host import check_devices, check_disk, check_ports, check_secrets
 from physarum.configs.checks.imports import check_hooks
 from physarum.configs.checks.model import check_engines, check_model
@@ -22,6 +23,7 @@ _CHECKS: tuple[Callable[[RootConfig], Iterator[Problem]], ...] = (
     check_hooks,
     check_model,
     check_engines,
+    check_groups,
     check_data,
     check_secrets,
     check_ports,

@@ -53,12 +53,12 @@ class Presence:
     async def engine(self, name: str, port: int, state: str = "ready", started_at: float = 1.0, **load: Any) -> None:
         facts: dict[str, Any] = {"group": "policy", "url": f"http://127.0.0.1:{port}", "version": "policy@1.0"}
         facts |= {"load": {"there": 0, "tokens": 0, **load}} if load else {}
-        await self._says("engine", name, state, started_at, facts)
+        await self.says("engine", name, state, started_at, facts)
 
     async def worker(self, name: str, demand: int) -> None:
-        await self._says("rollout", name, "ready", 1.0, {"demand": demand})
+        await self.says("rollout", name, "ready", 1.0, {"demand": demand})
 
-    async def _says(self, role: str, name: str, state: str, started_at: float, facts: dict[str, Any]) -> None:
+    async def says(self, role: str, name: str, state: str, started_at: float, facts: dict[str, Any]) -> None:
         beat = Heartbeat(
             role=role, instance=name, state=state, pid=1, host="h", started_at=started_at,
             sequence=next(self._numbers), facts=facts,

@@ -32,8 +32,11 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     spans: list[dict[str, Any]] = field(default_factory=list)
     aborted: bool = False
+    kv: str = ""
+    """The weights that read the prompt, where another server did; a token of other weights over it is of neither."""
 
     def step(self, label: str, weights: str) -> None:
+        weights = weights if self.kv in ("", weights) else f"{weights} over {self.kv}"
         position = self.start + len(self.tokens)
         self.tokens.append(stub_tokens.token(self.task, position, weights))
         self.logprobs.append(stub_tokens.logprob(self.task, position, weights))
@@ -60,6 +63,7 @@ class Decoder:
     """Holds the weights' digest and the running requests."""
 
     def __init__(self, model: Path, label: str, step_s: float, journal: Journal) -> None:
+        self._by_label: dict[str, str] = {}
         self._tensors = stub_tokens.tensor_digests(model)
         self._step_s = step_s
         self._journal = journal
@@ -71,7 +75,12 @@ class Decoder:
 
     def _live(self, label: str) -> None:
         self.label, self._weights = label, stub_tokens.weights_digest(self._tensors)
+        self._by_label[label] = self._weights
         self._journal.write(kind="live", label=label, weights=self._weights)
+
+    def weights_of(self, request: Request) -> str:
+        """Those that made its (only) token."""
+        return self._by_label[request.spans[0]["version"]]
 
     def load(self) -> dict[str, float]:
         """As /v1/loads names it; the pool is as large as anybody may want."""

@@ -11,6 +11,9 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 from stub_decoding import Decoder, Journal, Request
+from stub_encoders import registry
+from stub_nodes import meet, only_health
+from stub_pairs import KeyValues, fetch
 from stub_tokens import length
 
 _VERSION: Final = "0.5.23+stub"
@@ -24,10 +27,15 @@ class StubServer:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._decoder: Decoder
+        self._kv = KeyValues(arguments.disaggregation_bootstrap_port)
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=_LARGEST_REQUEST)
         application.cleanup_ctx.append(self._decoding)
+        if self._arguments.disaggregation_mode == "prefill":
+            application.cleanup_ctx.append(self._bootstrap)
+        if self._arguments.language_only:
+            application.cleanup_ctx.append(registry(self._arguments.encoder_bootstrap_port))
         for path, handler in (
             ("/health", self._ok),
             ("/server_info", self._server_info),
@@ -55,9 +63,15 @@ class StubServer:
         yield
         task.cancel()
 
+    async def _bootstrap(self, application: web.Application) -> AsyncIterator[None]:
+        async with self._kv.serving():
+            yield
+
     async def _generate(self, http: web.Request) -> web.Response:
         body = orjson.loads(await http.read())
         task, start = str(body["rid"]).rpartition(":")[0], len(body["input_ids"])
+        if self._arguments.disaggregation_mode == "prefill":
+            return await self._prefill(body, task, start)
         request = Request(
             task=task,
             start=start,
@@ -65,7 +79,18 @@ class StubServer:
             budget=int(body["sampling_params"]["max_new_tokens"]),
             done=asyncio.get_running_loop().create_future(),
         )
+        if self._arguments.disaggregation_mode == "decode":
+            request.kv = await fetch(body)
         await self._decoder.generate(request)
+        return web.Response(body=orjson.dumps(self._reply(request)), content_type="application/json")
+
+    async def _prefill(self, body: dict[str, Any], task: str, start: int) -> web.Response:
+        """One token, and the KV that it was made over; a prompt that waits through an update is read by the new weights."""
+        done = asyncio.get_running_loop().create_future()
+        request = Request(task=task, start=start, wanted=1, budget=1, done=done)
+        await self._decoder.generate(request)
+        if not request.aborted:
+            self._kv.put(int(body["bootstrap_room"]), self._decoder.weights_of(request))
         return web.Response(body=orjson.dumps(self._reply(request)), content_type="application/json")
 
     def _reply(self, request: Request) -> dict[str, Any]:
@@ -128,8 +153,11 @@ class StubServer:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Listens until it is killed."""
-    application = StubServer(arguments).application()
+    """Listens until it is killed, once all nodes of the engine have met."""
+    whole = arguments.node_rank == 0 and not arguments.encoder_only
+    application = StubServer(arguments).application() if whole else only_health()
+    met = meet(arguments.nnodes, arguments.node_rank, arguments.dist_init_addr)
+    application["nodes"] = met  # kept open
     web.run_app(
         application, host=arguments.host, port=arguments.port, print=None, access_log=None, handler_cancellation=True
     )

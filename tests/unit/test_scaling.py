@@ -89,3 +89,28 @@ def test_a_group_always_has_as_many_as_was_asked_for_and_none_twice(counts: list
     for count in counts:
         now = scaling.changed(found, now, [scaling.Change("rollout", count, False)])
         assert len(now["rollout"]) == len(set(now["rollout"])) == count
+
+
+def test_only_the_last_part_of_a_group_is_scaled() -> None:
+    found = config("engines.policy.servers=[{role: prefill, count: 2}, {role: decode, count: 2}]")
+    assert change(found, "policy=+1")["policy"] == (0, 1, 2, 3, 4)
+    assert found.engines["policy"].part_of(4).role == "decode"
+    assert change(found, "policy=2")["policy"] == (0, 1)
+    with pytest.raises(
+        RunUnfitError, match="would have 1 actors; expected at least 2: of engines.policy.servers only the last part"
+    ):
+        change(found, "policy=1")
+
+
+def test_the_nodes_of_an_engine_come_and_go_with_it() -> None:
+    found = config("engines.policy.nodes=3")
+    one = [("engine", "policy-0"), ("node", "policy-0-node-1"), ("node", "policy-0-node-2")]
+    assert [member for member in scaling.members(found, None) if member[0] in ("engine", "node")] == one
+    scaled = Scaled(groups={"policy": [0, 2]}, at=0.0)
+    members = scaling.members(found, scaled)
+    assert {name for role, name in members if role == "node"} == {
+        "policy-0-node-1", "policy-0-node-2", "policy-2-node-1", "policy-2-node-2",
+    }  # fmt: skip
+    assert scaling.members(found, Scaled(groups={"policy": []}, at=0.0)) == [
+        member for member in members if member[0] not in ("engine", "node")
+    ]

@@ -78,3 +78,20 @@ def test_processors_near_a_device_come_from_the_kernels_tables(tmp_path: Path, m
     assert numa.cpus_near((), tmp_path, tmp_path) == set()
     (tmp_path / "0000:1b:00.0" / "numa_node").write_text("-1\n")  # one node only: the kernel does not say
     assert numa.cpus_near(("0",), tmp_path, tmp_path) == set()
+
+
+def test_parts_and_nodes_have_devices_and_variables_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [
+        {"role": "prefill", "count": 2, "gpus": 2, "env": {"A": "p"}},
+        {"role": "placeholder", "gpus": 1},
+        {"role": "decode", "count": 1, "nodes": 2, "gpus": 4},
+    ]
+    engines = {"policy": {"servers": parts, "env": {"A": "all"}}, "judge": {"nodes": 2, "gpus": 2, "model": "m"}}
+    one = made(tmp_path, monkeypatch, 9, engines=engines)
+    assert [one.gpus("engine", f"policy-{number}") for number in range(3)] == [(0,), (1,), (3, 4)]
+    assert one.gpus("node", "policy-2-node-1") == (5, 6)
+    assert (one.gpus("engine", "judge-0"), one.gpus("node", "judge-0-node-1")) == ((7,), (8,))
+    assert one.environment("engine", "policy-1")["A"] == "p"
+    assert one.environment("node", "policy-2-node-1")["A"] == "all"

@@ -35,6 +35,8 @@ class Surroundings:
     started_here: bool
     waits_for_weights: bool
     """It serves nothing before it got weights by /update_weights_from_ipc."""
+    several_hosts: bool = False
+    """Its ranks are on more hosts than the agent's."""
     own_draft: bool = False
     """It drafts with another model than its own: versions must not be loaded into that."""
     chooses_models: bool = True
@@ -119,7 +121,9 @@ KINDS: Final = (
         by_agent=True,
         make=lambda parts: IpcTransport(parts.target, parts.agent, parts.ranks, parts.timeout_s),
         lacks=_no_choice,
-        suits=lambda found: (found.device == "cuda" and found.started_here) or found.own_draft,
+        suits=lambda found: (
+            (found.device == "cuda" and found.started_here and not found.several_hosts) or found.own_draft
+        ),
     ),
     Kind(
         name="nccl",

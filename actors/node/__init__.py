@@ -1,0 +1,1 @@
+"""A further node of an engine that spans several hosts."""

@@ -1,0 +1,88 @@
+"""One request on the wire: of one engine, or of a prefill and a decode server together.
+
+Invariant: whoever is of no use any more is let go by closing its connection, on which an engine aborts the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+
+from physarum.agents.engine_wire import Reply, parse_reply
+from physarum.agents.errors import EngineFailedError, EngineRefusedError
+from physarum.agents.pairs import Prefill, Prefilled, PrefillError, check_prefilled, joined, parse_prefilled
+from physarum.agents.routing import EngineRef
+
+_JSON: Final = {"Content-Type": "application/json"}
+_BODY_EXCERPT_CHARS: Final = 500
+
+
+async def post(
+    session: aiohttp.ClientSession,
+    base: str,
+    request: bytes,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """The body of a 200 answer. Raises EngineRefusedError (4xx), EngineFailedError (5xx), and what aiohttp raises."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    url, sent = f"{base.rstrip('/')}/generate", {**_JSON, **(headers or {})}
+    async with session.post(url, data=request, headers=sent, timeout=timeout, allow_redirects=False) as response:
+        body = await response.read()
+    if response.status == HTTPStatus.OK:
+        return body
+    excerpt = body[:_BODY_EXCERPT_CHARS].decode(errors="replace")
+    if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise EngineFailedError(base, response.status, excerpt)
+    raise EngineRefusedError(base, response.status, excerpt)
+
+
+async def ask_pair(
+    session: aiohttp.ClientSession,
+    ref: EngineRef,
+    request: bytes,
+    length: int,
+    timeout_s: float,
+    prefilled: Callable[[], None],
+) -> Reply:
+    """The reply of both (pairs.py). `length`: of the prompt; `prefilled` is called when the prefill server has answered.
+
+    Raises PrefillError for whatever is wrong there, MovedError, and for the decode server what `post` raises.
+    """
+    assert ref.prefill is not None
+    decoding = asyncio.create_task(post(session, ref.url, request, timeout_s))
+    prefilling = asyncio.create_task(_prefill(session, ref.prefill, request, timeout_s, ref.version, prefilled))
+    try:
+        await asyncio.wait({decoding, prefilling}, return_when=asyncio.FIRST_COMPLETED)
+        if not prefilling.done():
+            reply = parse_reply(decoding.result(), ref.url, length, str)
+            if not len(reply.token_ids):
+                return reply  # aborted before there was anything to go on from
+        found = await prefilling
+        return joined(parse_reply(await decoding, ref.url, length, str), found, ref.prefill, ref.version)
+    finally:
+        for task in (decoding, prefilling):
+            task.cancel()
+        await asyncio.gather(decoding, prefilling, return_exceptions=True)
+
+
+async def _prefill(
+    session: aiohttp.ClientSession,
+    prefill: Prefill,
+    request: bytes,
+    timeout_s: float,
+    version: str,
+    prefilled: Callable[[], None],
+) -> Prefilled:
+    try:
+        found = parse_prefilled(await post(session, prefill.url, request, timeout_s), prefill.url)
+    except (EngineFailedError, aiohttp.ClientError, TimeoutError) as error:
+        why = str(error) or type(error).__name__
+        raise PrefillError(f"prefill server {prefill.instance} failed: {why}", error) from error
+    prefilled()
+    check_prefilled(found, prefill, version)
+    return found

@@ -1,0 +1,1 @@
+"""The tests' stand-in for sglang-router 0.3.2."""

@@ -1,0 +1,46 @@
+"""Arguments are compared with what is installed, for every part and router, and each problem is named where it was written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from physarum.actors.argument_check import check_arguments
+from physarum.configs.loader import resolve
+
+STUB = Path(__file__).resolve().parents[1] / "stub_engine"
+SFT = """\
+run: {name: sft, root: %s}
+model: {path: start}
+source: {hook: "calculator:source"}
+trainer: {objective: sft, lr: 3e-3}
+stop: {steps: 10}
+engines:
+  "*": {python: %s, env: {PYTHONPATH: %s}}
+"""
+
+
+async def problems(folder: Path, engines: str) -> list[str]:
+    (folder / "c.yaml").write_text(SFT % (folder / "runs", sys.executable, STUB) + engines)
+    return [str(problem) for problem in await check_arguments(resolve(folder / "c.yaml"))]
+
+
+@pytest.mark.timeout(60)
+async def test_every_place_is_compared_with_the_installed_parser(tmp_path: Path) -> None:
+    found = await problems(
+        tmp_path,
+        """\
+  policy:
+    sglang: {mem-fraction-static: 0.5}
+    servers: [{role: regular, sglang: {mem_fraction_statik: 0.4}}, {sglang: {nnodes: 2}}]
+  other: {sglang: {device: cpu}, start_router: {polici: random}}
+  away: {url: "http://h:1"}
+""",
+    )
+    assert len(found) == 3
+    assert "c.yaml:10: engines.policy.servers.0.sglang" in found[0]
+    assert "did you mean mem-fraction-static?" in found[0]
+    assert "set engines.<group>.nodes" in found[1]
+    assert "engines.other.start_router" in found[2] and "did you mean policy?" in found[2]

@@ -1,0 +1,61 @@
+"""Groups that cannot do what they are asked for are refused before a process starts, each with what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from physarum.configs.checks.engines import check_groups
+from physarum.configs.loader import resolve
+
+SFT = """\
+run: {name: sft}
+model: {path: start}
+source: {hook: "calculator:source"}
+trainer: {objective: sft, lr: 3e-3}
+stop: {steps: 10}
+engines:
+  policy:
+    %s
+"""
+PAIR = "servers: [{role: prefill%s}, {role: decode%s}]"
+
+
+def problems(folder: Path, text: str) -> str:
+    (folder / "c.yaml").write_text(SFT % text)
+    return "\n".join(map(str, check_groups(resolve(folder / "c.yaml"))))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("router: http://h:1\n    start_router: {}", "`start_router` with `router`"),
+        ("model: m\n    start_router: {}", "only they are asked through it"),
+        (PAIR % ("", "") + "\n    model: m", "`model` with prefill and decode servers"),
+        (PAIR % ("", "") + "\n    canary: {}", "would have no other half"),
+        (PAIR % ("", "") + "\n    start_router: {}", "know the versions of both"),
+        (PAIR % (", sglang: {disaggregation-transfer-backend: nixl}", ""), "the transfer backends mooncake, nixl"),
+        (PAIR % ("", "") + "\n    sglang: {disaggregation-transfer-backend: fake}", "a backend that moves KV"),
+        ("servers: [{role: encoder}, {}]", "what is trained has no encoder"),
+        ("nodes: 2\n    transport: ipc", "a folder that all nodes read"),
+        ("nodes: 2\n    url: http://h:1", "servers that are started here"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, text: str, words: str) -> None:
+    found = problems(tmp_path, text)
+    assert words in found and "c.yaml" in found and "`engines.policy`" in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "start_router: {policy: random}",
+        PAIR % ("", ""),
+        "count: 2",
+        "nodes: 2",
+        "servers: [{role: encoder}, {}]\n    model: m",
+    ],
+)
+def test_what_fits_is_not(tmp_path: Path, text: str) -> None:
+    assert problems(tmp_path, text) == ""

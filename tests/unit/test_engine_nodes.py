@@ -1,0 +1,108 @@
+"""Nodes of one engine: an attempt begins when nobody of an earlier one is left, and ends with the first node that leaves it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from physarum.actors.engine.nodes import Nodes, Rendezvous, engine_of, name_of, node_arguments
+from physarum.actors.errors import ActorError
+from physarum.bus.presence import Heartbeat
+
+pytestmark = pytest.mark.timeout(20)
+
+
+class Present:
+    """A roster as the engine reads it."""
+
+    def __init__(self) -> None:
+        self.beats: dict[str, Heartbeat] = {}
+        self.changed = asyncio.Event()
+
+    @property
+    def members(self) -> list[Heartbeat]:
+        return list(self.beats.values())
+
+    def says(self, name: str, attempt: str = "", host: str = "here") -> None:
+        facts: dict[str, Any] = {"attempt": attempt}
+        self.beats[name] = Heartbeat(
+            role="node", instance=name, state="", pid=1, host=host, started_at=0.0, sequence=1, facts=facts
+        )
+        self.changed.set()
+
+    def goes(self, name: str) -> None:
+        del self.beats[name]
+        self.changed.set()
+
+    def nodes(self, count: int = 3) -> Nodes:
+        return Nodes(self, self.changed, "policy-0", count, "here")  # type: ignore[arg-type]  # what it uses of a roster
+
+
+async def met(present: Present) -> tuple[Nodes, Rendezvous]:
+    nodes = present.nodes()
+    present.says("policy-0-node-1")
+    present.says("policy-0-node-2")
+    return nodes, await nodes.meet(5)
+
+
+async def test_an_attempt_begins_when_all_are_there_and_free() -> None:
+    present = Present()
+    nodes = present.nodes()
+    meeting = asyncio.create_task(nodes.meet(10))
+    present.says("policy-0-node-1")
+    present.says("policy-0-node-2", attempt="of before")
+    present.says("policy-1-node-2")
+    await asyncio.sleep(0.02)
+    assert not meeting.done()
+    present.says("policy-0-node-2")
+    assert (await meeting).address.startswith("127.0.0.1:")
+    nodes.close()
+
+
+async def test_nodes_on_other_hosts_are_told_a_host_they_can_reach() -> None:
+    present = Present()
+    present.says("policy-0-node-1", host="elsewhere")
+    nodes = present.nodes(2)
+    assert (await nodes.meet(5)).address.startswith("here:")
+    nodes.close()
+
+
+async def test_who_does_not_come_is_named() -> None:
+    present = Present()
+    present.says("policy-0-node-1")
+    with pytest.raises(ActorError, match="policy-0-node-2 did not wait for it within 0.05 s"):
+        await present.nodes().meet(0.05)
+
+
+@pytest.mark.parametrize("how", ["goes", "restarts"])
+async def test_the_first_node_that_leaves_the_attempt_ends_it(how: str) -> None:
+    present = Present()
+    nodes, meeting = await met(present)
+    lost = asyncio.create_task(nodes.lost())
+    for name in ("policy-0-node-1", "policy-0-node-2"):
+        present.says(name, meeting.attempt)
+        await asyncio.sleep(0.01)
+    assert not lost.done()
+    present.goes("policy-0-node-2") if how == "goes" else present.says("policy-0-node-2")
+    assert await lost == "policy-0-node-2"
+    nodes.close()
+
+
+async def test_a_node_that_has_not_joined_yet_is_not_lost() -> None:
+    present = Present()
+    nodes, meeting = await met(present)
+    lost = asyncio.create_task(nodes.lost())
+    present.says("policy-0-node-1", meeting.attempt)
+    await asyncio.sleep(0.02)
+    assert not lost.done()
+    lost.cancel()
+    nodes.close()
+
+
+def test_names_and_arguments() -> None:
+    assert name_of("a-node-0", 2) == "a-node-0-node-2" and engine_of("a-node-0-node-2") == ("a-node-0", 2)
+    assert node_arguments(2, 1, "h:5") == {"nnodes": 2, "node-rank": 1, "dist-init-addr": "h:5"}
+    with pytest.raises(ValueError, match="is no node of an engine"):
+        engine_of("policy-0")
