@@ -25,6 +25,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -46,6 +47,8 @@ from physarum.agents.meter import BusyMeter
 from physarum.agents.protocols import Generation, TokenIds, Tokenizer
 from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
 from physarum.agents.routing import EngineRef, Router
+from physarum.agents.seeds import Seeds
+from physarum.agents.session import EngineChoices, LiveSampling, Session
 from physarum.bus.records import Task
 from physarum.bus.version import Version
 
@@ -59,14 +62,6 @@ _SESSION: Final = "X-SMG-Routing-Key"
 _BODY_EXCERPT_CHARS: Final = 500
 _ROUTER_GRACE_S: Final = 0.2
 """Beyond its deadline, for a router to say by itself why there is no engine."""
-
-
-class _Session:
-    """Which engine served an episode last: the next request prefers it. One for each episode, shared by its requests."""
-
-    def __init__(self, resumed: bool = False) -> None:
-        self.engine = ""
-        self.resumed = resumed
 
 
 # (engine, reported label, submitted at, answered at: Unix seconds) -> the oldest label the tokens may hold.
@@ -101,6 +96,7 @@ class EngineClient:
         oldest_version: OldestVersion = version_at_submission,
         meter: BusyMeter | None = None,
         episode_tokens: int | None = None,
+        choices: EngineChoices | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
@@ -115,7 +111,11 @@ class EngineClient:
         self._rid_prefix = ""
         self._pin: int | None = None
         self._minimum: int | None = None
-        self._affinity = _Session()
+        self._affinity = Session()
+        self._choices = choices or EngineChoices()
+        self.live = LiveSampling()
+        self._row: Mapping[str, Any] = {}
+        self._seeds: Seeds | None = None
         self._episode_tokens = episode_tokens
         self._budget = TokenBudget(None)
         self.clock = EpisodeClock()
@@ -131,7 +131,7 @@ class EngineClient:
 
     @property
     def sampling(self) -> Mapping[str, Any]:
-        return self._sampling
+        return {**self._sampling, **self.live.values, **self._row}
 
     def through(self, router: Router) -> EngineClient:
         """The same client on other engines; meter and counters stay shared."""
@@ -147,9 +147,15 @@ class EngineClient:
         """
         view = copy.copy(self)
         view._sampling = {**self._sampling, **task.sampling}
+        view._row = task.metadata.get("sampling") or {}
+        if task.task_class == "eval":  # it has sampling of its own, and nothing of it is trained
+            view.live, view._choices = LiveSampling(), EngineChoices(seed=self._choices.seed)
+        seed = view._sampling.pop("sampling_seed", self._choices.seed)
+        view._row = {name: value for name, value in view._row.items() if name != "sampling_seed"}
+        view._seeds = None if seed is None else Seeds(seed, task.id)
         view._rid_prefix = f"{task.id}:"
         view._pin = task.pin
-        view._affinity = _Session(resumed=bool(task.begun))
+        view._affinity = Session(resumed=bool(task.begun))
         view._budget, view.clock = TokenBudget(self._episode_tokens), EpisodeClock()
         view.journal = Journal(task.begun)
         return view
@@ -168,16 +174,28 @@ class EngineClient:
         An abort by the engine is continued from the tokens held, with what remains of the budget, possibly on another
         engine; then the generation's spans name every version that took part.
         """
-        params = {**self._sampling, **(sampling or {})}
+        params = {**self.sampling, **(sampling or {})}
         if max_new_tokens is not None:
             params["max_new_tokens"] = max_new_tokens
         prompt, params = np.asarray(token_ids, dtype=np.int32), check_sampling(params)
         if self._budget.is_spent:
             return nothing_more(prompt)
+        if self._seeds is not None and "sampling_seed" not in params:
+            params["sampling_seed"] = self._seeds.next(prompt)
         held = self._open(prompt, self._budget.within(params))
-        made = await self._finish(held)
+        made = self._comparable(await self._finish(held), params)
+        self._affinity.reported(prompt, made)
         self._budget.spend(len(made.token_ids))
         return made
+
+    def _comparable(self, made: Generation, sampling: Mapping[str, Any]) -> Generation:
+        """Without log-probabilities where they are of another temperature than the trainer's."""
+        trained = self._choices.temperature
+        if trained is None or sampling.get("temperature", 1.0) == trained:
+            return made
+        self.flaws["temperature"] += 1
+        nothing = np.full_like(made.logprobs, np.nan)
+        return msgspec.structs.replace(made, logprobs=nothing, flaws=(*made.flaws, "temperature"))
 
     async def _finish(self, held: Held) -> Generation:
         """Requests until `held` is finished, or nobody finishes it."""
@@ -195,7 +213,10 @@ class EngineClient:
         return held.generation()
 
     def _open(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any]) -> Held:
-        return Held(prompt, sampling) if self.journal is None else self.journal.open(prompt, sampling)
+        routed_from = self._affinity.routed_from(prompt) if self._choices.capture is not None else 0
+        if self.journal is None:
+            return Held(prompt, sampling, routed_from)
+        return self.journal.open(prompt, sampling, routed_from)
 
     async def _send(self, held: Held, retries: Retries) -> Reply:
         """One request on one engine; its reply is added to `held`."""
@@ -203,13 +224,20 @@ class EngineClient:
         ref = await self._pick(held, prompt, retries)
         rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
         key = ref.version if self._cache_per_version and not ref.through else None
-        request = build_request(prompt, held.next_sampling(), rid, key)
+        capture, sampling, routed_from = self._choices.capture, held.next_sampling(), held.next_routed()
+        asks = {} if capture is None else capture.asks(sampling, routed_from)
+        request = build_request(prompt, sampling, rid, key, asks)
         submitted_at = time.time()
         self.on_sent()
         try:
             body = await self._post(ref, request, rid, retries.request_timeout_s)
             reply = parse_reply(
-                body, ref.url, len(prompt), lambda label: self._oldest_version(ref, label, submitted_at, time.time())
+                body,
+                ref.url,
+                len(prompt),
+                lambda label: self._oldest_version(ref, label, submitted_at, time.time()),
+                capture,
+                routed_from,
             )
             self._check_pin(reply, ref)
             self._router.served(ref, len(reply.token_ids))

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from physarum.bus.engine_choices import KeptTokens
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.version import Span
 
@@ -28,7 +29,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     token_ids int32 [N]; logprobs float32 [N], natural log under the sampling temperature, NaN where an engine gave none
     that can be trusted; spans cover [0, N) of *these* tokens in order. `flaws` names why log-probabilities are missing
     (empty for a sound generation). `conservative`: spans name the oldest version that may have made a token. Times are
-    Unix seconds. `rid` is the id of the last request sent.
+    Unix seconds. `rid` is the id of the last request sent. Where the run replays the engine's choices: `routed_experts`, rows
+    [routed_from, P + N - 1) of the prompt of P tokens and these, and `kept_tokens`, N rows (bus/engine_choices.py).
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -42,6 +44,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     flaws: tuple[str, ...] = ()
     conservative: bool = False
+    routed_experts: npt.NDArray[Any] | None = None
+    routed_from: int = 0
+    kept_tokens: KeptTokens | None = None
 
 
 class Tokenizer(Protocol):

@@ -60,6 +60,11 @@ class RootConfig(Section):
         return min(given, default=None)
 
     @property
+    def trained_temperature(self) -> float | None:
+        """At which the trainer computes log-probabilities of what was drawn; None: of no drawing (demonstrations)."""
+        return None if self.trainer.objective == "sft" else self.rollout.sampling.temperature
+
+    @property
     def origins(self) -> Origins:
         """Where each value was written, for messages."""
         return self._origins

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import aiohttp
 
@@ -29,9 +29,11 @@ from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.load import UNREACHABLE, LoadReport, limit_of_peers
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
+from physarum.actors.policy_engines import policy_group
 from physarum.actors.runtime import Actor
 from physarum.actors.served_model import served_model
 from physarum.configs.engine import EngineConfig
+from physarum.configs.sampling import parameters
 
 _log = logging.getLogger(__name__)
 
@@ -101,13 +103,19 @@ class EngineActor(Actor):
             model=self._settings.model or served_model(self.context.folder, self.config).resolve(),
             label="start",
             log_file=self.context.folder.logs / f"{self.context.identity.instance}.sglang.log",
-            sglang=self._settings.sglang,
+            sglang={**self._recording(), **self._settings.sglang},
+            sampling=() if self._settings.model is not None else parameters(self.config.rollout.sampling),
             environment=self._settings.env,
         )
         try:
             return await EngineProcess.start(spec, cache=self.context.folder.path.parent / ".cache")
         except EngineArgumentError as error:
             raise UnrecoverableError(f"engines.{self._group}.sglang: {error}") from error
+
+    def _recording(self) -> dict[str, Any]:
+        """What the trainer replays is reported by engines that are started for it."""
+        replays = self.config.trainer.algorithm.replay.routing == "R3" and self._group == policy_group(self.config)
+        return {"enable-return-routed-experts": True} if replays else {}
 
     async def _detach(self, control: EngineControl) -> None:
         """Somebody else's engine goes on: it is not left in the middle of an update. Ours ends: it gives back what it has."""

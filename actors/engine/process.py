@@ -11,14 +11,14 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
-from physarum.actors.engine.arguments import server_command
+from physarum.actors.engine.arguments import check_sampling, server_command
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import Device, detect_device, engine_environment
 from physarum.actors.engine.errors import EngineDiedError, EngineStartTimeoutError
@@ -37,7 +37,8 @@ _GUARDIAN_MARGIN_S: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """What to start. `label` is the version of the weights in `model`; `sglang` are the user's arguments.
+    """What to start. `label` is the version of the weights in `model`; `sglang` are the user's arguments, `sampling` names
+    the parameters that the run's requests will carry.
 
     `grace_s`: an SGLang that is terminated looks around every 5 s and then kills its own workers, so waiting for it
     gains nothing; by default it is killed at once. Drain before stopping.
@@ -48,6 +49,7 @@ class EngineSpec:
     label: str
     log_file: Path
     sglang: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Collection[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     device: Device = field(default_factory=detect_device)
     grace_s: float = 0.0
@@ -71,6 +73,7 @@ class EngineProcess:
         """
         environment = engine_environment(spec.device, spec.environment)
         schema = await inspect_server(spec.python, environment, cache)
+        check_sampling(spec.sampling, schema)
         port = ReservedPort()
         try:
             command = server_command(spec.python, spec.model, port.number, spec.label, spec.sglang, spec.device, schema)

@@ -29,6 +29,7 @@ from physarum.actors.errors import BadHookResultError, UnrecoverableError
 from physarum.actors.rollout.client import open_clients
 from physarum.actors.rollout.cutting import CutOffError
 from physarum.actors.rollout.in_flight import InFlight
+from physarum.actors.rollout.live_sampling import follow_sampling, read_sampling
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.actors.rollout.surplus import Surplus, SurplusError
 from physarum.actors.rollout.tasks import TaskQueue
@@ -82,6 +83,8 @@ class RolloutActor(Actor):
                 _beside(stack, in_flight.follow(), "follow the head")
             if surplus.wanted:
                 _beside(stack, surplus.follow(), "follow closed groups")
+            await read_sampling(self, client.live)
+            _beside(stack, follow_sampling(self, client.live), "follow the sampling")
             self.become("ready")
             await self._work(queue, Episodes(self, client, evaluating, hooks, in_flight, surplus))
             await self._emit_report(client)
@@ -131,12 +134,12 @@ class RolloutActor(Actor):
 
 
 def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str) -> None:
-    """Work whose end costs tokens that are made for nothing, and no execution: it is logged."""
+    """Work whose end costs no execution: it is logged."""
     task = asyncio.create_task(work, name=name)
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s: ended, episodes are no longer cut off: %r", name, error)
+            _log.error("%s: ended, what it would have told is not known here any more: %r", name, error)
 
     task.add_done_callback(ended)
     stack.callback(task.cancel)

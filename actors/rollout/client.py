@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from physarum.actors.context import Context
 from physarum.actors.policy_engines import evaluation_group, policy_group
+from physarum.actors.rollout.choices import engine_choices
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.agents.client import EngineClient, open_session
 from physarum.agents.fleet.breaker import BreakerPolicy
@@ -52,6 +53,7 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
             retry=_retry(config),
             cache_per_version=True,
             episode_tokens=config.episode_tokens,
+            choices=engine_choices(context.config, context.folder.start_model),
         )
         yield Clients(training, training if len(routers) == 1 else training.through(routers[1]), routers[0])
 
