@@ -14,13 +14,14 @@ engines, updates, aborts). Nothing is re-tokenised, nothing is cut short in sile
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import logging
 import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -32,6 +33,8 @@ import numpy.typing as npt
 from physarum.agents.budget import TokenBudget, nothing_more
 from physarum.agents.clock import EpisodeClock
 from physarum.agents.engine_wire import Reply, build_request, parse_reply
+from physarum.agents.environments.lease import Leased, NoEnvironmentError
+from physarum.agents.environments.pool import EnvironmentPool
 from physarum.agents.errors import (
     EngineError,
     EngineFailedError,
@@ -51,6 +54,7 @@ from physarum.agents.seeds import Seeds
 from physarum.agents.session import EngineChoices, LiveSampling, Session
 from physarum.bus.records import Task
 from physarum.bus.version import Version
+from physarum.configs.suggest import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +118,7 @@ class EngineClient:
         self._affinity = Session()
         self._choices = choices or EngineChoices()
         self.live = LiveSampling()
+        self.environments: Mapping[str, EnvironmentPool] = {}
         self._row: Mapping[str, Any] = {}
         self._seeds: Seeds | None = None
         self._episode_tokens = episode_tokens
@@ -159,6 +164,21 @@ class EngineClient:
         view._budget, view.clock = TokenBudget(self._episode_tokens), EpisodeClock()
         view.journal = Journal(task.begun)
         return view
+
+    @contextlib.asynccontextmanager
+    async def environment(self, name: str) -> AsyncIterator[Leased]:
+        """See protocols.Client.environment."""
+        pool = self.environments.get(name)
+        if pool is None:
+            near = nearest(name, self.environments)
+            known = (
+                f"did you mean {near!r}" if near is not None else f"there are: {', '.join(self.environments) or 'none'}"
+            )
+            raise NoEnvironmentError(f"the run has no environments.{name}; {known}")
+        async with contextlib.AsyncExitStack() as stack:
+            with self.clock.held():
+                leased = await stack.enter_async_context(pool.lease())
+            yield leased
 
     def at_least(self, number: int) -> EngineClient:
         """A view that is served by weights of this number or newer ones."""

@@ -6,12 +6,14 @@ Invariant: everything here is tokens in, tokens out. Text appears only where a p
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from physarum.agents.environments.lease import Leased
 from physarum.bus.engine_choices import KeptTokens
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.version import Span
@@ -79,6 +81,11 @@ class Client(Protocol):
     @property
     def sampling(self) -> Mapping[str, Any]:
         """The task's sampling parameters (SGLang's names), used where a call gives no others."""
+        ...
+
+    def environment(self, name: str) -> AbstractAsyncContextManager[Leased]:
+        """`async with client.environment("browser") as leased`: an instance of the class `environments.<name>` for the block.
+        The episode's clock stands still while it waits for a place. Raises EnvironmentLeaseError."""
         ...
 
     def at_least(self, number: int) -> Client:

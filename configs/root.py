@@ -10,6 +10,7 @@ from physarum.configs.blobs import BlobsConfig
 from physarum.configs.bus import BusConfig
 from physarum.configs.checkpoint import CheckpointConfig
 from physarum.configs.engine import EngineConfig
+from physarum.configs.environments import EnvironmentClass
 from physarum.configs.evaluation import EvaluationConfig
 from physarum.configs.filters import FiltersConfig
 from physarum.configs.groups import GroupsConfig
@@ -44,6 +45,7 @@ class RootConfig(Section):
     groups: GroupsConfig = GroupsConfig()
     filters: FiltersConfig = FiltersConfig()
     samples: SamplesConfig = SamplesConfig()
+    environments: dict[Name, EnvironmentClass] = Field(default_factory=dict)
     autoscale: AutoscaleConfig | None = None
     """Null: groups are as large as configured, or as `actorctl scale` says."""
     stop: StopConfig

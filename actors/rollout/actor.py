@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
@@ -28,6 +28,7 @@ from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
 from physarum.actors.rollout.client import open_clients
 from physarum.actors.rollout.cutting import CutOffError
+from physarum.actors.rollout.environments import numbers_of, open_environments
 from physarum.actors.rollout.in_flight import InFlight
 from physarum.actors.rollout.live_sampling import follow_sampling, read_sampling
 from physarum.actors.rollout.router import PresenceRouter
@@ -36,6 +37,7 @@ from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
 from physarum.actors.wire import publish_execution, publish_partial, read_task
 from physarum.agents.client import EngineClient
+from physarum.agents.environments.pool import EnvironmentPool
 from physarum.agents.errors import AgentError, EngineRefusedError, TaskError
 from physarum.agents.protocols import Client
 from physarum.bus.codec import decode
@@ -67,6 +69,7 @@ class RolloutActor(Actor):
         super().__init__(context)
         self.tally = _tally()
         self._router: PresenceRouter
+        self._environments: Mapping[str, EnvironmentPool] = {}
 
     async def run(self) -> None:
         hook = self.config.rollout.generate
@@ -75,6 +78,8 @@ class RolloutActor(Actor):
         hooks = Hooks(self.config, hook)
         async with AsyncExitStack() as stack:
             client, evaluating, self._router = await stack.enter_async_context(open_clients(self.context))
+            self._environments = await stack.enter_async_context(open_environments(self.context))
+            client.environments = evaluating.environments = self._environments
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
             reporter = asyncio.create_task(self._report(client), name="generation report")
             stack.callback(reporter.cancel)
@@ -128,6 +133,7 @@ class RolloutActor(Actor):
         intervals = [list(interval) for interval in client.meter.pop()]
         tally, self.tally = self.tally, _tally()
         self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
+        self.numbers |= numbers_of(self._environments)
         self._ask_for(self._router.pop_demand())
         if intervals or any(tally.values()):
             await self.context.emit("generation", {**tally, "intervals": intervals})

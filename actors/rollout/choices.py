@@ -13,7 +13,7 @@ from typing import Any, Final
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.policy_engines import policy_group
 from physarum.agents.choices import Capture
-from physarum.agents.client import EngineChoices
+from physarum.agents.session import EngineChoices
 from physarum.configs.root import RootConfig
 
 _EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
