@@ -385,6 +385,10 @@ def _autoscale(config: RootConfig) -> Iterator[_Finding]:
                 "remove it, or correct the name",
             )
             continue
+        if group.least == 0 and config.evaluation is not None and config.evaluation.engines == name:
+            found = f"`{dotted(key)}.least: 0` with `evaluation.engines: {name}`"
+            remedy = f"set `{dotted(key)}.least: 1`: an evaluation begins once one of them serves its version"
+            yield (*key, "least"), found, "at least 1", remedy
         section, gpus, count = (
             ("rollout", config.rollout.gpus, config.rollout.count)
             if name == "rollout"

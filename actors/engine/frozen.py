@@ -54,12 +54,12 @@ async def check_frozen(context: Context, group: str, folder: Path) -> str:
 
 
 async def check_reader(context: Context, group: str, folder: Path) -> None:
-    """For who only renders texts for a frozen model: tokenizer, template and configuration in `folder` are its engines', as far as
-    one recorded them. Raises UnrecoverableError where they are not."""
+    """For who only renders texts for a frozen model: tokenizer, template and configuration in `folder` are its engines', as far
+    as one recorded them. Raises UnrecoverableError where they are not."""
     if not await asyncio.to_thread(folder.is_dir):
         raise UnrecoverableError(
-            f"engines.{group}.model: {folder} is not there; expected its tokenizer, chat template and configuration also where its"
-            " texts are rendered. Copy the folder to this host; the weights may stay away"
+            f"engines.{group}.model: {folder} is not there; expected its tokenizer, chat template and configuration also where"
+            " its texts are rendered. Copy the folder to this host; the weights may stay away"
         )
     register = Register(context.bus, context.publisher, "weights", FrozenFiles)
     found = (await register.get(states.FROZEN, group)).value

@@ -69,6 +69,7 @@ class RolloutActor(Actor):
         super().__init__(context)
         self.tally = _tally()
         self._router: PresenceRouter
+        self._evaluating_router: PresenceRouter
         self._environments: Mapping[str, EnvironmentPool] = {}
 
     async def run(self) -> None:
@@ -77,7 +78,9 @@ class RolloutActor(Actor):
             raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
         hooks = Hooks(self.config, hook)
         async with AsyncExitStack() as stack:
-            client, evaluating, self._router = await stack.enter_async_context(open_clients(self.context))
+            client, evaluating, self._router, self._evaluating_router = await stack.enter_async_context(
+                open_clients(self.context)
+            )
             self._environments = await stack.enter_async_context(open_environments(self.context))
             client.environments = evaluating.environments = self._environments
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
@@ -133,6 +136,8 @@ class RolloutActor(Actor):
         intervals = [list(interval) for interval in client.meter.pop()]
         tally, self.tally = self.tally, _tally()
         self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
+        if self._evaluating_router is not self._router:
+            self.numbers["evaluating_waiting"] = self._evaluating_router.waiting
         self.numbers |= numbers_of(self._environments)
         self._ask_for(self._router.pop_demand())
         if intervals or any(tally.values()):
