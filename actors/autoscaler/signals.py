@@ -11,8 +11,8 @@ from physarum.configs.autoscale import GroupScaling
 
 
 def of_engines(config: GroupScaling, engines: Sequence[Heartbeat], waiting: float) -> Signal:
-    """By the mean share of KV memory in use of the ready ones; `fine` while that is not known. `waiting`: episodes that wait for
-    a place on one; where there is no engine at all they are the only word."""
+    """By the mean share of KV memory in use of the ready ones; `fine` while that is not known. `waiting`: episodes that wait
+    for a place on one; where there is no engine at all they are the only word."""
     if not engines:
         return "pressed" if waiting > 0 else "fine"
     usage = [beat.numbers["kv_usage"] for beat in engines if beat.state == READY and "kv_usage" in beat.numbers]

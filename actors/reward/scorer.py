@@ -76,6 +76,8 @@ def limits_of(reward: RewardConfig, group: GroupRewardConfig | None = None) -> L
         timeout_s=reward.timeout_s if group is None else group.timeout_s,
         concurrency=reward.concurrency,
         memory_bytes=None if reward.memory_mib is None else reward.memory_mib << 20,
+        total_bytes=None if reward.total_mib is None else reward.total_mib << 20,
+        children=reward.children,
         grouped=group is not None,
     )
 

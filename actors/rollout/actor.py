@@ -136,6 +136,7 @@ class RolloutActor(Actor):
         intervals = [list(interval) for interval in client.meter.pop()]
         tally, self.tally = self.tally, _tally()
         self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
+        self.numbers |= {f"flaw_{name}": count for name, count in client.flaws.items()}
         if self._evaluating_router is not self._router:
             self.numbers["evaluating_waiting"] = self._evaluating_router.waiting
         self.numbers |= numbers_of(self._environments)
