@@ -302,10 +302,14 @@ BOXED: Final = "boxed_"
 TEXTS: Final = frozenset({"dapo", "exact", "f1", "choice", "regex", "ifbench"})
 
 
+_BOXED_ALREADY: Final = (f"{BOXED}math", f"{BOXED}remote_rm")
+
+
 def canonical(name: str) -> str | None:
-    """`boxed_gpqa` as `boxed_choice`, `boxed_math` as `math`, which reads the box itself; None for what is no type."""
-    if name == f"{BOXED}math":
-        return "math"
+    """`boxed_gpqa` as `boxed_choice`; `boxed_math` as `math`, which reads the box itself; `boxed_remote_rm` as `remote_rm`, to
+    which slime sends the whole answer too; None for what is no type."""
+    if name in _BOXED_ALREADY:
+        return name.removeprefix(BOXED)
     prefix = BOXED if name.startswith(BOXED) else ""
     bare = name.removeprefix(prefix)
     known = ALIASES.get(bare, bare)
