@@ -26,6 +26,7 @@ EVAL_DUE: Final = "eval-due"
 DEAD_MARK: Final = "dead"
 HOLD: Final = "hold"
 SCALE: Final = "scale"
+SAMPLING: Final = "sampling"
 
 
 class TrainerReady(msgspec.Struct, frozen=True):
@@ -72,6 +73,13 @@ class Scaled(msgspec.Struct, frozen=True):
     """The numbers of the instances that groups of actors should have (scaling.py); others are as configured."""
 
     groups: dict[str, list[int]]
+    at: float
+
+
+class ChangedSampling(msgspec.Struct, frozen=True):
+    """Sampling parameters laid over `rollout.sampling` while the run goes on; empty: as configured."""
+
+    values: dict[str, Any]
     at: float
 
 

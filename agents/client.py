@@ -14,16 +14,18 @@ engines, updates, aborts). Nothing is re-tokenised, nothing is cut short in sile
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import logging
 import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +33,8 @@ from physarum.agents.asking import ask_pair, post
 from physarum.agents.budget import TokenBudget, nothing_more
 from physarum.agents.clock import EpisodeClock
 from physarum.agents.engine_wire import Reply, build_request, parse_reply
+from physarum.agents.environments.lease import Leased, NoEnvironmentError
+from physarum.agents.environments.pool import EnvironmentPool
 from physarum.agents.errors import (
     EngineError,
     EngineFailedError,
@@ -47,8 +51,11 @@ from physarum.agents.protocols import Generation, TokenIds, Tokenizer
 from physarum.agents.replay import Kind, Replay
 from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
 from physarum.agents.routing import EngineRef, Router
+from physarum.agents.seeds import Seeds
+from physarum.agents.session import EngineChoices, LiveSampling, Session
 from physarum.bus.records import Task
 from physarum.bus.version import Version
+from physarum.configs.suggest import nearest
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +67,6 @@ _FAILED: Final = (EngineFailedError, OffPinError, PrefillError, MovedError, aioh
 """What another engine, or another try, may do better."""
 _ROUTER_GRACE_S: Final = 0.2
 """Beyond its deadline, for a router to say by itself why there is no engine."""
-
-
-class _Session:
-    """Which engine served an episode last: the next request prefers it. One for each episode, shared by its requests."""
-
-    def __init__(self, resumed: bool = False) -> None:
-        self.engine = ""
-        self.resumed = resumed
 
 
 # (engine, reported label, submitted at, answered at: Unix seconds) -> the oldest label the tokens may hold.
@@ -102,6 +101,7 @@ class EngineClient:
         oldest_version: OldestVersion = version_at_submission,
         meter: BusyMeter | None = None,
         episode_tokens: int | None = None,
+        choices: EngineChoices | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
@@ -116,7 +116,12 @@ class EngineClient:
         self._rid_prefix = ""
         self._pin: int | None = None
         self._minimum: int | None = None
-        self._affinity = _Session()
+        self._affinity = Session()
+        self._choices = choices or EngineChoices()
+        self.live = LiveSampling()
+        self.environments: Mapping[str, EnvironmentPool] = {}
+        self._row: Mapping[str, Any] = {}
+        self._seeds: Seeds | None = None
         self._episode_tokens = episode_tokens
         self._budget = TokenBudget(None)
         self.clock = EpisodeClock()
@@ -133,7 +138,7 @@ class EngineClient:
 
     @property
     def sampling(self) -> Mapping[str, Any]:
-        return self._sampling
+        return {**self._sampling, **self.live.values, **self._row}
 
     def through(self, router: Router) -> EngineClient:
         """The same client on other engines; meter and counters stay shared."""
@@ -149,12 +154,33 @@ class EngineClient:
         """
         view = copy.copy(self)
         view._sampling = {**self._sampling, **task.sampling}
+        view._row = task.metadata.get("sampling") or {}
+        if task.task_class == "eval":  # it has sampling of its own, and nothing of it is trained
+            view.live, view._choices = LiveSampling(), EngineChoices(seed=self._choices.seed)
+        seed = view._sampling.pop("sampling_seed", self._choices.seed)
+        view._row = {name: value for name, value in view._row.items() if name != "sampling_seed"}
+        view._seeds = None if seed is None else Seeds(seed, task.id)
         view._rid_prefix = f"{task.id}:"
         view._pin = task.pin
-        view._affinity = _Session(resumed=bool(task.begun))
+        view._affinity = Session(resumed=bool(task.begun))
         view._budget, view.clock = TokenBudget(self._episode_tokens), EpisodeClock()
         view.journal = Journal(task.begun)
         return view
+
+    @contextlib.asynccontextmanager
+    async def environment(self, name: str) -> AsyncIterator[Leased]:
+        """See protocols.Client.environment."""
+        pool = self.environments.get(name)
+        if pool is None:
+            near = nearest(name, self.environments)
+            known = (
+                f"did you mean {near!r}" if near is not None else f"there are: {', '.join(self.environments) or 'none'}"
+            )
+            raise NoEnvironmentError(f"the run has no environments.{name}; {known}")
+        async with contextlib.AsyncExitStack() as stack:
+            with self.clock.held():
+                leased = await stack.enter_async_context(pool.lease())
+            yield leased
 
     def at_least(self, number: int) -> EngineClient:
         """A view that is served by weights of this number or newer ones."""
@@ -170,16 +196,28 @@ class EngineClient:
         An abort by the engine is continued from the tokens held, with what remains of the budget, possibly on another
         engine; then the generation's spans name every version that took part.
         """
-        params = {**self._sampling, **(sampling or {})}
+        params = {**self.sampling, **(sampling or {})}
         if max_new_tokens is not None:
             params["max_new_tokens"] = max_new_tokens
         prompt, params = np.asarray(token_ids, dtype=np.int32), check_sampling(params)
         if self._budget.is_spent:
             return nothing_more(prompt)
+        if self._seeds is not None and "sampling_seed" not in params:
+            params["sampling_seed"] = self._seeds.next(prompt)
         held = self._open(prompt, self._budget.within(params))
-        made = await self._finish(held)
+        made = self._comparable(await self._finish(held), params)
+        self._affinity.reported(prompt, made)
         self._budget.spend(len(made.token_ids))
         return made
+
+    def _comparable(self, made: Generation, sampling: Mapping[str, Any]) -> Generation:
+        """Without log-probabilities where they are of another temperature than the trainer's."""
+        trained = self._choices.temperature
+        if trained is None or sampling.get("temperature", 1.0) == trained:
+            return made
+        self.flaws["temperature"] += 1
+        nothing = np.full_like(made.logprobs, np.nan)
+        return msgspec.structs.replace(made, logprobs=nothing, flaws=(*made.flaws, "temperature"))
 
     async def _finish(self, held: Held) -> Generation:
         """Requests until `held` is finished, or nobody finishes it."""
@@ -199,7 +237,10 @@ class EngineClient:
         return held.generation()
 
     def _open(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any]) -> Held:
-        return Held(prompt, sampling) if self.journal is None else self.journal.open(prompt, sampling)
+        routed_from = self._affinity.routed_from(prompt) if self._choices.capture is not None else 0
+        if self.journal is None:
+            return Held(prompt, sampling, routed_from)
+        return self.journal.open(prompt, sampling, routed_from)
 
     async def _send(self, held: Held, retries: Retries) -> Reply:
         """One request on one engine; its reply is added to `held`."""
@@ -207,11 +248,13 @@ class EngineClient:
         ref = await self._pick(held, prompt, retries)
         rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
         key = ref.version if self._cache_per_version and not ref.through else None
-        room = None if ref.prefill is None else room_at(ref.prefill)
-        request = build_request(prompt, held.next_sampling(), rid, key, room)
+        capture, sampling, routed_from = self._choices.capture, held.next_sampling(), held.next_routed()
+        asks = {} if capture is None else capture.asks(sampling, routed_from)
+        room = {} if ref.prefill is None else room_at(ref.prefill)
+        request = build_request(prompt, sampling, rid, key, {**asks, **room})
         self.on_sent()
         try:
-            reply = await self._ask(ref, request, rid, len(prompt), retries.request_timeout_s)
+            reply = await self._ask(ref, request, rid, len(prompt), retries.request_timeout_s, routed_from)
             self._check_pin(reply, ref)
             self._router.served(ref, len(reply.token_ids))
             self._affinity.engine = ref.home
@@ -246,8 +289,10 @@ class EngineClient:
         retries.excuse(time.monotonic() - since)
         return ref
 
-    async def _ask(self, ref: EngineRef, request: bytes, rid: str, length: int, timeout_s: float) -> Reply:
-        """Of one engine, or of a pair. `length`: of the prompt."""
+    async def _ask(
+        self, ref: EngineRef, request: bytes, rid: str, length: int, timeout_s: float, routed_from: int
+    ) -> Reply:
+        """Of one engine, or of a pair. `length`: of the prompt; `routed_from`: the first input whose experts are wanted."""
         submitted_at = time.time()
         headers = {_SESSION: self._rid_prefix or rid} if ref.through else {}
         with self.meter.busy(), self.clock.working():
@@ -257,7 +302,12 @@ class EngineClient:
                 )
             body = await post(self._session, ref.url, request, timeout_s, headers)
         return parse_reply(
-            body, ref.url, length, lambda label: self._oldest_version(ref, label, submitted_at, time.time())
+            body,
+            ref.url,
+            length,
+            lambda label: self._oldest_version(ref, label, submitted_at, time.time()),
+            self._choices.capture,
+            routed_from,
         )
 
     async def _resume_later(self, held: Held, retries: Retries, reply: Reply) -> None:

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from physarum.agents.choices import Capture, Experts, kept_rows
 from physarum.agents.errors import EngineReplyError
 from physarum.agents.protocols import FinishReason
+from physarum.bus.engine_choices import KeptTokens
 from physarum.bus.version import Span, append_span
 
 Flaw = Literal["logprobs_count", "logprobs_token_mismatch", "logprobs_missing", "spans_incomplete", "prompt_altered"]
@@ -38,6 +40,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The engine did not say which version made which token: all carry the oldest that may have."""
     retractions: int = 0
     """How often the engine gave up its KV and computed it again."""
+    experts: Experts | None = None
+    experts_start: int = 0
+    """Rows [experts_start, P + N - 1) of a prompt of P tokens."""
+    kept: KeptTokens | None = None
 
 
 class _Finish(msgspec.Struct):
@@ -58,6 +64,8 @@ class _Meta(msgspec.Struct):
     prompt_tokens: int = _NOT_SAID
     cached_tokens: int = 0
     num_retractions: int = 0
+    routed_experts: str | None = None
+    output_token_sampling_mask: list[list[int]] | None = None
 
 
 class _Body(msgspec.Struct):
@@ -89,11 +97,19 @@ def build_request(
     return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def parse_reply(body: bytes, url: str, prompt_len: int, single_version: Callable[[str], str]) -> Reply:
+def parse_reply(
+    body: bytes,
+    url: str,
+    prompt_len: int,
+    single_version: Callable[[str], str],
+    capture: Capture | None = None,
+    routed_from: int = 0,
+) -> Reply:
     """Validate a 200 body. Raises EngineReplyError when it is not a reply of /generate at all.
 
     `single_version` maps the only label that engines without `weight_versions` report (the one live at the *end*) to
-    the label that all tokens of the reply shall carry.
+    the label that all tokens of the reply shall carry. `capture`, `routed_from`: what was asked for besides; a record that does
+    not fit the tokens is none.
     """
     try:
         decoded = _DECODER.decode(body)
@@ -108,6 +124,7 @@ def parse_reply(body: bytes, url: str, prompt_len: int, single_version: Callable
     spans = spans if _cover(spans, count) else _whole(single_version(meta.weight_version), count)
     values = [entry[0] for entry in meta.output_token_logprobs]  # None becomes NaN
     whole = flaw is None or flaw == "logprobs_missing"
+    sound = flaw != "prompt_altered"
     return Reply(
         token_ids=np.asarray(decoded.output_ids, dtype=np.int32),
         logprobs=np.asarray(values, dtype=np.float32) if whole else np.full(count, np.nan, dtype=np.float32),
@@ -117,7 +134,22 @@ def parse_reply(body: bytes, url: str, prompt_len: int, single_version: Callable
         flaw=flaw,
         conservative=meta.weight_versions is None,
         retractions=meta.num_retractions,
+        experts=_experts(meta, capture, prompt_len + count - 1 - routed_from) if sound else None,
+        experts_start=routed_from,
+        kept=_kept(meta, capture, count) if sound else None,
     )
+
+
+def _experts(meta: _Meta, capture: Capture | None, rows: int) -> Experts | None:
+    if capture is None or meta.routed_experts is None:
+        return None
+    return capture.experts_of(meta.routed_experts, rows)
+
+
+def _kept(meta: _Meta, capture: Capture | None, count: int) -> KeptTokens | None:
+    if capture is None or not capture.nucleus or meta.output_token_sampling_mask is None:
+        return None
+    return kept_rows(meta.output_token_sampling_mask, count)
 
 
 def _flaw(body: _Body, prompt_len: int, spans: list[Span]) -> Flaw | None:

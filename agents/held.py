@@ -12,11 +12,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from physarum.agents.choices import Experts, cut, extended
 from physarum.agents.engine_wire import Reply
 from physarum.agents.errors import SamplingError
 from physarum.agents.protocols import FinishReason, Generation
 from physarum.agents.replay import Kind
+from physarum.bus.engine_choices import KeptTokens
 from physarum.bus.version import Span, append_span
+from physarum.configs.sampling import SamplingNameError, check_names
 
 DEFAULT_MAX_NEW_TOKENS: Final = 256
 
@@ -37,21 +40,24 @@ _NEUTRAL: Final[dict[str, float]] = {"frequency_penalty": 0.0, "presence_penalty
 
 
 def check_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling parameters with max_new_tokens filled in. Raises SamplingError for what a client cannot honour."""
+    """Sampling parameters with max_new_tokens filled in. Raises SamplingError for an unknown name, and for what a client cannot
+    honour."""
+    try:
+        check_names(sampling)
+    except SamplingNameError as error:
+        raise SamplingError(str(error)) from None
     params = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, **sampling}
     budget = params["max_new_tokens"]
     if not isinstance(budget, int) or budget < 1:
         raise SamplingError(f"max_new_tokens is {budget!r}; expected an integer of at least 1")
-    if params.get("n", 1) != 1:
-        raise SamplingError(f"n is {params['n']}; expected 1: call generate once per sample")
     return params
 
 
 class Held:
     """One generation in the making. Not shared between tasks."""
 
-    def __init__(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any]) -> None:
-        """`prompt` int32 [P]; `sampling` as check_sampling returns it."""
+    def __init__(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any], routed_from: int = 0) -> None:
+        """`prompt` int32 [P]; `sampling` as check_sampling has it; `routed_from`: the first input whose experts are wanted."""
         self._prompt = prompt
         self._sampling = sampling
         self._replies: list[Reply] = []
@@ -62,6 +68,7 @@ class Held:
         """The engine that answered last."""
         self.interrupted: Kind | None = None
         """What ended the last request before its time; None where the next one is the first."""
+        self._routed_from = routed_from
 
     @property
     def count(self) -> int:
@@ -94,6 +101,11 @@ class Held:
             rest["min_new_tokens"] = max(0, self._sampling["min_new_tokens"] - self.count)
         return {**self._sampling, **rest}
 
+    def next_routed(self) -> int:
+        """The first input whose experts nobody reported yet."""
+        experts = self._experts()
+        return self._routed_from + (0 if experts is None else len(experts))
+
     def add(self, reply: Reply, rid: str, engine: str = "") -> None:
         self._replies.append(reply)
         self._rid = rid
@@ -110,6 +122,7 @@ class Held:
             return
         self._started_at, self._rid, self._adopted_flaws = generation.started_at, generation.rid, generation.flaws
         self.interrupted = "handed_over"
+        self._routed_from = generation.routed_from
         self._replies.append(
             Reply(
                 token_ids=generation.token_ids,
@@ -119,6 +132,9 @@ class Held:
                 cached_tokens=generation.cached_tokens,
                 flaw=None,
                 conservative=generation.conservative,
+                experts=generation.routed_experts,
+                experts_start=generation.routed_from,
+                kept=generation.kept_tokens,
             )
         )
 
@@ -145,4 +161,24 @@ class Held:
             rid=self._rid,
             conservative=any(reply.conservative for reply in self._replies),
             flaws=(*self._adopted_flaws, *(reply.flaw for reply in self._replies if reply.flaw is not None)),
+            routed_experts=self._whole_experts(),
+            routed_from=self._routed_from,
+            kept_tokens=self._kept(),
         )
+
+    def _experts(self) -> Experts | None:
+        """Rows from `routed_from` on, as far as they were reported."""
+        found: Experts | None = None
+        for reply in self._replies:
+            if reply.experts is not None:
+                found = extended(found, reply.experts_start - self._routed_from, reply.experts)
+        return found
+
+    def _whole_experts(self) -> Experts | None:
+        experts = self._experts()
+        return None if experts is None else cut(experts, len(self._prompt) + self.count - 1 - self._routed_from)
+
+    def _kept(self) -> KeptTokens | None:
+        if all(reply.kept is None for reply in self._replies):
+            return None
+        return KeptTokens.joined([reply.kept or KeptTokens.nothing(len(reply.token_ids)) for reply in self._replies])

@@ -32,10 +32,10 @@ class Journal:
             self._earlier.setdefault(one.request, deque()).append(one)
         self._opened: list[tuple[str, Held]] = []
 
-    def open(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any]) -> Held:
+    def open(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any], routed_from: int = 0) -> Held:
         """The tokens held for `prompt` [P]: none, or what an earlier run made of it. `sampling` as check_sampling has it."""
         request = request_digest(prompt, sampling)
-        held = Held(prompt, sampling)
+        held = Held(prompt, sampling, routed_from)
         earlier = self._earlier.get(request)
         if earlier:
             held.adopt(_generation(earlier.popleft()))
@@ -69,6 +69,9 @@ def _begun(request: str, generation: Generation) -> Begun:
         rid=generation.rid,
         flaws=list(generation.flaws),
         conservative=generation.conservative,
+        routed_experts=generation.routed_experts,
+        routed_from=generation.routed_from,
+        kept_tokens=generation.kept_tokens,
     )
 
 
@@ -85,4 +88,7 @@ def _generation(begun: Begun) -> Generation:
         rid=begun.rid,
         flaws=tuple(begun.flaws),
         conservative=begun.conservative,
+        routed_experts=begun.routed_experts,
+        routed_from=begun.routed_from,
+        kept_tokens=begun.kept_tokens,
     )

@@ -6,12 +6,15 @@ Invariant: everything here is tokens in, tokens out. Text appears only where a p
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from physarum.agents.environments.lease import Leased
+from physarum.bus.engine_choices import KeptTokens
 from physarum.bus.records import Execution, Sample, Task
 from physarum.bus.version import Span
 
@@ -28,7 +31,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     token_ids int32 [N]; logprobs float32 [N], natural log under the sampling temperature, NaN where an engine gave none
     that can be trusted; spans cover [0, N) of *these* tokens in order. `flaws` names why log-probabilities are missing
     (empty for a sound generation). `conservative`: spans name the oldest version that may have made a token. Times are
-    Unix seconds. `rid` is the id of the last request sent.
+    Unix seconds. `rid` is the id of the last request sent. Where the run replays the engine's choices: `routed_experts`, rows
+    [routed_from, P + N - 1) of the prompt of P tokens and these, and `kept_tokens`, N rows (bus/engine_choices.py).
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -42,6 +46,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     flaws: tuple[str, ...] = ()
     conservative: bool = False
+    routed_experts: npt.NDArray[Any] | None = None
+    routed_from: int = 0
+    kept_tokens: KeptTokens | None = None
 
 
 class Tokenizer(Protocol):
@@ -74,6 +81,11 @@ class Client(Protocol):
     @property
     def sampling(self) -> Mapping[str, Any]:
         """The task's sampling parameters (SGLang's names), used where a call gives no others."""
+        ...
+
+    def environment(self, name: str) -> AbstractAsyncContextManager[Leased]:
+        """`async with client.environment("browser") as leased`: an instance of the class `environments.<name>` for the block.
+        The episode's clock stands still while it waits for a place. Raises EnvironmentLeaseError."""
         ...
 
     def at_least(self, number: int) -> Client:

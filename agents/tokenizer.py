@@ -95,6 +95,7 @@ class FolderTokenizer:
     def _templated(self) -> Any:
         with self._loading:
             if self._loaded is None:
+                _ = self._fast  # its absence is named
                 from transformers import AutoTokenizer  # seconds to import: only for those who render chat templates
 
                 self._loaded = AutoTokenizer.from_pretrained(self.folder)

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from physarum.agents.choices import Experts, cut, extended
 from physarum.agents.errors import TrajectoryError
 from physarum.agents.protocols import Generation, TokenIds
+from physarum.bus.engine_choices import KeptTokens
 from physarum.bus.records import Event, Sample, Status
 from physarum.bus.version import Span, append_span
 
@@ -32,6 +34,8 @@ class Trajectory:
         self._flaws: list[str] = []
         self._conservative = False
         self._events: list[Event] = []
+        self._experts: Experts | None = None
+        self._kept: list[tuple[int, KeptTokens | None]] = []
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
@@ -60,6 +64,9 @@ class Trajectory:
             append_span(self._spans, span.version, span.end - span.start)
         self._flaws.extend(generation.flaws)
         self._conservative |= generation.conservative
+        if generation.routed_experts is not None:
+            self._experts = extended(self._experts, generation.routed_from, generation.routed_experts)
+        self._kept.append((len(generation.token_ids), generation.kept_tokens))
         self.record_event("engine", generation.started_at, generation.finished_at)
 
     def append_environment(self, token_ids: TokenIds) -> None:
@@ -69,6 +76,7 @@ class Trajectory:
         """
         self._ids.extend(map(int, token_ids))
         self._logprobs.append(np.full(len(token_ids), np.nan, dtype=np.float32))
+        self._kept.append((len(token_ids), None))
         if self._spans:
             append_span(self._spans, self._spans[-1].version, len(token_ids))
 
@@ -103,7 +111,14 @@ class Trajectory:
             reward=reward,
             outputs={**(outputs or {}), **flaws},
             events=list(self._events),
+            routed_experts=cut(self._experts, len(self._ids) - 1) if generated and self._experts is not None else None,
+            kept_tokens=self._kept_tokens() if generated else None,
         )
+
+    def _kept_tokens(self) -> KeptTokens | None:
+        if all(kept is None for _, kept in self._kept):
+            return None
+        return KeptTokens.joined([kept or KeptTokens.nothing(count) for count, kept in self._kept])
 
     def _adopt_leading_environment(self, version: str) -> None:
         if not self._spans:

@@ -49,6 +49,10 @@ class LeaseLostError(BusError):
     """The lease passed to another owner; this process must stop acting under it."""
 
 
+class NoSlotError(BusError):
+    """All places of a bounded number are held, for as long as somebody waited."""
+
+
 class StoreLockedError(BusError):
     """Another nats-server holds this store; two servers on one store corrupt it."""
 

@@ -27,7 +27,7 @@ class Begun(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     """One generation of an interrupted episode: N tokens int32, log-probabilities float32 [N], spans over [0, N).
 
     `request` is the digest of the prompt and the sampling parameters that they answer. finish_reason "abort": the
-    generation itself was interrupted, and goes on behind these tokens.
+    generation itself was interrupted, and goes on behind these tokens. `routed_experts`, `kept_tokens`: as Generation has them.
     """
 
     request: str
@@ -42,6 +42,9 @@ class Begun(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     rid: str
     flaws: list[str] = []
     conservative: bool = False
+    routed_experts: Array | None = None
+    routed_from: int = 0
+    kept_tokens: KeptTokens | None = None
 
     def __post_init__(self) -> None:
         count, end = len(self.token_ids), self.spans[-1].end if self.spans else 0

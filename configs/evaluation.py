@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, model_validator
 
 from physarum.configs.hooks import Hook
-from physarum.configs.rollout import SamplingConfig
 from physarum.configs.rows import RowsConfig
+from physarum.configs.sampling import SamplingConfig
 from physarum.configs.types import Arguments, Count, Name, Seconds, Section, refuse
 
 ONLY_SET: Final = "main"

@@ -85,6 +85,10 @@ class RewardConfig(Section):
     timeout_s: Seconds = 30.0
     memory_mib: Count | None = None
     """Address space of one hook process: beyond it a call gets MemoryError. Null: no limit (CUDA maps more than it uses)."""
+    total_mib: Count | None = None
+    """Memory that a hook process holds with all that it started: beyond it they are killed, and the call is a failed try."""
+    children: Count = 1024
+    """Processes that a hook process may have started at a time, the same."""
     env: Environment = Field(default_factory=dict)
     gpus: Devices = 0
 

@@ -158,25 +158,49 @@ def _of_judge(value: object) -> object:
     return value
 
 
-class ChatReward(BackendReward):
-    """A model behind OpenAI's chat completions, as SGLang serves it at /v1/chat/completions. Exactly one of `url`, `engine`."""
+class ServedReward(BackendReward):
+    """A model behind SGLang: exactly one of `url`, `engine`."""
 
     url: HttpUrl | None = None
     engine: Name | None = None
     """A group of `engines:` of this run; requests go to its ready engines, wherever they are started anew."""
     engines_file: str | None = None
     """Where the reward actor writes the addresses of `engine`; set by it."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        require_exactly_one(self, ("url", "engine"))
+        return self
+
+
+class ClassifierReward(ServedReward):
+    """A sequence classifier (`--is-embedding` of SGLang), asked at /classify with token ids."""
+
+    render: Literal["chat", "tokens"] = "chat"
+    """`chat`: the row's prompt and the answer as messages, by the classifier's own template and tokenizer. `tokens`: the whole
+    sample as it is, of a classifier that shares the policy's tokenizer."""
+    model: str | None = None
+    """The classifier's folder, for its tokenizer; null: `engines.<engine>.model`."""
+    output: Natural = 0
+    """Which of the classifier's outputs is the score."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """Applied to the outputs that the engine gives; some architectures have one of their own there."""
+    scale: float = 1.0
+    shift: float = 0.0
+    """The reward is scale * score + shift."""
+    max_tokens: Count | None = None
+    """A longer text is refused by name, never cut: a failed try. Null: the engine's context decides."""
+
+
+class ChatReward(ServedReward):
+    """A model behind OpenAI's chat completions, as SGLang serves it at /v1/chat/completions."""
+
     model: str = "default"
     system: str | None = None
     temperature: Annotated[float, Field(ge=0)] = 0.0
     max_tokens: Count = 512
     extra: Arguments = Field(default_factory=dict)
     """Further fields of the request, e.g. `chat_template_kwargs`."""
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        require_exactly_one(self, ("url", "engine"))
-        return self
 
 
 class JudgeReward(ChatReward):
@@ -264,6 +288,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "remote_rm": RemoteReward,
     "code": CodeReward,
     "judge": JudgeReward,
+    "classifier": ClassifierReward,
 }
 GROUP_SECTIONS: Final[dict[str, type[Section]]] = {"tournament": TournamentReward}
 """`reward.group.type`."""
@@ -277,10 +302,14 @@ BOXED: Final = "boxed_"
 TEXTS: Final = frozenset({"dapo", "exact", "f1", "choice", "regex", "ifbench"})
 
 
+_BOXED_ALREADY: Final = (f"{BOXED}math", f"{BOXED}remote_rm")
+
+
 def canonical(name: str) -> str | None:
-    """`boxed_gpqa` as `boxed_choice`, `boxed_math` as `math`, which reads the box itself; None for what is no type."""
-    if name == f"{BOXED}math":
-        return "math"
+    """`boxed_gpqa` as `boxed_choice`; `boxed_math` as `math`, which reads the box itself; `boxed_remote_rm` as `remote_rm`, to
+    which slime sends the whole answer too; None for what is no type."""
+    if name in _BOXED_ALREADY:
+        return name.removeprefix(BOXED)
     prefix = BOXED if name.startswith(BOXED) else ""
     bare = name.removeprefix(prefix)
     known = ALIASES.get(bare, bare)

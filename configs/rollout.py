@@ -7,19 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from physarum.configs.hooks import Hook
+from physarum.configs.sampling import SamplingConfig
 from physarum.configs.types import Arguments, Count, Devices, Environment, Natural, Seconds, Section
-
-
-class SamplingConfig(Section):
-    """How tokens are drawn. Temperature 0 is refused: greedy tokens carry no log-probability to learn from."""
-
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = -1
-    """-1 keeps the whole vocabulary."""
-    max_new_tokens: Count = 256
-    """Per request to an engine."""
-    stop_token_ids: tuple[Natural, ...] = ()
 
 
 class RoutingConfig(Section):

@@ -10,6 +10,7 @@ from physarum.configs.blobs import BlobsConfig
 from physarum.configs.bus import BusConfig
 from physarum.configs.checkpoint import CheckpointConfig
 from physarum.configs.engine import EngineConfig
+from physarum.configs.environments import EnvironmentClass
 from physarum.configs.evaluation import EvaluationConfig
 from physarum.configs.filters import FiltersConfig
 from physarum.configs.groups import GroupsConfig
@@ -44,6 +45,7 @@ class RootConfig(Section):
     groups: GroupsConfig = GroupsConfig()
     filters: FiltersConfig = FiltersConfig()
     samples: SamplesConfig = SamplesConfig()
+    environments: dict[Name, EnvironmentClass] = Field(default_factory=dict)
     autoscale: AutoscaleConfig | None = None
     """Null: groups are as large as configured, or as `actorctl scale` says."""
     stop: StopConfig
@@ -58,6 +60,11 @@ class RootConfig(Section):
         """Passes over the data that the source issues: the smaller of `source.epochs` and `stop.epochs`; None is endless."""
         given = [epochs for epochs in (self.source.epochs, self.stop.epochs) if epochs is not None]
         return min(given, default=None)
+
+    @property
+    def trained_temperature(self) -> float | None:
+        """At which the trainer computes log-probabilities of what was drawn; None: of no drawing (demonstrations)."""
+        return None if self.trainer.objective == "sft" else self.rollout.sampling.temperature
 
     @property
     def origins(self) -> Origins:

@@ -15,7 +15,7 @@ from physarum.configs.devices import device_groups
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.origin import KeyPath, dotted
 from physarum.configs.reward_rules import given_options, reward_problems
-from physarum.configs.reward_types import ChatReward
+from physarum.configs.reward_types import ClassifierReward, ServedReward
 from physarum.configs.root import RootConfig
 from physarum.configs.sglang_arguments import RESERVED, WAITS_FOR_WEIGHTS
 from physarum.configs.trainer import TrainerConfig
@@ -246,13 +246,30 @@ def _evaluation(config: RootConfig) -> Iterator[_Finding]:
 
 
 def _judges(config: RootConfig) -> Iterator[_Finding]:
-    """A judge is an engine of this run that stays as it is."""
-    for key, options in given_options(config.reward, ChatReward):
+    """A judge is an engine of this run that stays as it is; a classifier is served as one, and read with its own tokenizer."""
+    for key, options in given_options(config.reward, ServedReward):
         named, place = options.engine, (*key, "engine")
         if named is not None and (named not in config.engines or config.engines[named].model is None):
             remedy = f"add `engines.{named}.model`, or name a group that has a model of its own"
             found = f"`{dotted(place)}: {named}` without `engines.{named}.model`"
             yield place, found, "a group of engines with a model of its own", remedy
+        elif isinstance(options, ClassifierReward):
+            yield from _classifier(config, key, options)
+
+
+def _classifier(config: RootConfig, key: KeyPath, options: ClassifierReward) -> Iterator[_Finding]:
+    if options.engine is not None and not config.engines[options.engine].sglang.get("is-embedding"):
+        place = f"engines.{options.engine}.sglang.is-embedding"
+        yield (
+            (*key, "engine"),
+            f"`{dotted((*key, 'engine'))}: {options.engine}` without `{place}`",
+            "a classifier",
+            (f"set `{place}: true`"),
+        )
+    if options.engine is None and options.render == "chat" and options.model is None:
+        found = f"`{dotted(key)}.render: chat` with `url` and without `model`"
+        remedy = f"name the classifier's folder in `{dotted(key)}.model`, or set `render: tokens`"
+        yield (*key, "render"), found, "the tokenizer that renders", remedy
 
 
 def _evaluation_engines(config: RootConfig) -> Iterator[_Finding]:
@@ -383,6 +400,10 @@ def _autoscale(config: RootConfig) -> Iterator[_Finding]:
                 "remove it, or correct the name",
             )
             continue
+        if group.least == 0 and config.evaluation is not None and config.evaluation.engines == name:
+            found = f"`{dotted(key)}.least: 0` with `evaluation.engines: {name}`"
+            remedy = f"set `{dotted(key)}.least: 1`: an evaluation begins once one of them serves its version"
+            yield (*key, "least"), found, "at least 1", remedy
         section, gpus, count = (
             ("rollout", config.rollout.gpus, config.rollout.count)
             if name == "rollout"

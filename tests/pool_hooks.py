@@ -34,9 +34,40 @@ async def by_prompt(execution: Execution) -> float:
             raise ValueError("no such answer")
         case "flood":
             return float(len(bytearray(8 << 30)))
+        case "fork-flood":
+            _flooding_children(12, 64 << 20)
+        case "fork-bomb":
+            _bomb(apart=False)
+        case "fork-bomb-apart":
+            _bomb(apart=True)
         case "soon":
             await asyncio.sleep(0.05)
     return 1.0
+
+
+def _flooding_children(count: int, size: int) -> None:
+    """Each small enough for itself."""
+    for _ in range(count):
+        if os.fork() == 0:
+            held = bytearray(os.urandom(1 << 20) * (size >> 20))
+            time.sleep(600)
+            os._exit(len(held) & 1)
+    time.sleep(600)
+
+
+def _bomb(*, apart: bool) -> None:
+    """Each process starts another before it sleeps, up to 400; `apart`: in sessions of their own, whose parents have gone."""
+    for _ in range(400):
+        if apart:
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    time.sleep(600)
+                os._exit(0)
+            os.wait()
+        elif os.fork() != 0:
+            break
+    time.sleep(600)
 
 
 def by_length(executions: list[Execution]) -> list[float]:

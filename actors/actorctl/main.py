@@ -33,6 +33,7 @@ from physarum.actors.actorctl.ledger_text import sample_text, step_text, version
 from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
 from physarum.actors.actorctl.replay import replay
 from physarum.actors.actorctl.rollout_only import rollout_only
+from physarum.actors.actorctl.sampling import sampling
 from physarum.actors.actorctl.scale import cordon, drain, scale, uncordon
 from physarum.actors.actorctl.tasks import app as tasks_app
 from physarum.actors.actorctl.weights import app as weights_app
@@ -67,7 +68,7 @@ for _name, _command in (
 ):
     app.command(_name, context_settings=SETTINGS, epilog=exits.HELP)(_command)
 
-for _plain in (scale, drain, cordon, uncordon):
+for _plain in (scale, drain, cordon, uncordon, sampling):
     app.command(epilog=exits.HELP)(_plain)
 
 _PACKAGES: Final = ("torch", "megatron-core", "nats-py", "transformers")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 from physarum.actors import scaling, states
 from physarum.actors.autoscaler import signals
 from physarum.actors.autoscaler.policy import Policy, Signal
 from physarum.actors.leadership import leading
-from physarum.actors.policy_engines import READY, policy_group
+from physarum.actors.policy_engines import READY, evaluation_group, policy_group
 from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
 from physarum.bus import log
@@ -40,6 +40,7 @@ class AutoscalerActor(Actor):
         self._settings = settings
         self._policies = {name: Policy(group) for name, group in settings.groups.items()}
         self._said: dict[str, int] = {}
+        self._begun = False
         self.become("standby")
         async with leading(self.context, "autoscaler") as lease:
             if lease is not None:
@@ -91,9 +92,29 @@ class AutoscalerActor(Actor):
         for name, group in self._settings.groups.items():
             if name != "rollout":
                 engines = [beat for beat in beats if beat.facts.get("group") == name]
-                found[name] = signals.of_engines(group, engines, rollouts if name == policy_group(self.config) else ())
+                found[name] = signals.of_engines(group, engines, self._waiting(name, rollouts))
         if "rollout" in self._settings.groups:
-            group = self._settings.groups["rollout"]
-            policy = found.get(policy_group(self.config), "fine")
-            found["rollout"] = signals.of_rollouts(group, rollouts, self.config.rollout.slots, queued, policy)
-        return found
+            group, serving = (
+                self._settings.groups["rollout"],
+                {policy_group(self.config), evaluation_group(self.config)},
+            )
+            full: Signal = "pressed" if any(found.get(name) == "pressed" for name in serving) else "fine"
+            found["rollout"] = signals.of_rollouts(group, rollouts, self.config.rollout.slots, queued, full)
+        return await self._once_training_began(found)
+
+    def _waiting(self, group: str, rollouts: list[Heartbeat]) -> float:
+        """Episodes that wait for a place on the group's engines."""
+        of_group = {evaluation_group(self.config): "evaluating_waiting", policy_group(self.config): "waiting"}
+        number = of_group.get(group)
+        return 0.0 if number is None else sum(beat.numbers.get(number, 0) for beat in rollouts)
+
+    async def _once_training_began(self, found: dict[str, Signal]) -> dict[str, Signal]:
+        """While the start model is evaluated nothing trains: that what training needs idles says nothing then."""
+        evaluation = self.config.evaluation
+        if evaluation is None or not evaluation.at_start or self._begun:
+            return found
+        score = await self.context.run_register(states.EvalScore).get(states.EVAL_START)
+        self._begun = score.value is not None
+        needed = ("rollout", policy_group(self.config))
+        waits = {name: "fine" for name in needed if found.get(name) == "idle"} if not self._begun else {}
+        return found | cast(dict[str, Signal], waits)

@@ -10,14 +10,17 @@ from physarum.bus.presence import Heartbeat
 from physarum.configs.autoscale import GroupScaling
 
 
-def of_engines(config: GroupScaling, engines: Sequence[Heartbeat], rollouts: Sequence[Heartbeat]) -> Signal:
-    """By the mean share of KV memory in use of the ready ones; `fine` while that is not known."""
+def of_engines(config: GroupScaling, engines: Sequence[Heartbeat], waiting: float) -> Signal:
+    """By the mean share of KV memory in use of the ready ones; `fine` while that is not known. `waiting`: episodes that wait
+    for a place on one; where there is no engine at all they are the only word."""
+    if not engines:
+        return "pressed" if waiting > 0 else "fine"
     usage = [beat.numbers["kv_usage"] for beat in engines if beat.state == READY and "kv_usage" in beat.numbers]
     if not usage:
         return "fine"
     mean = sum(usage) / len(usage)
-    waiting = sum(beat.numbers.get("waiting", 0) for beat in (*engines, *rollouts))
-    if mean > config.high or waiting > 0:
+    inside = sum(beat.numbers.get("waiting", 0) for beat in engines)
+    if mean > config.high or waiting + inside > 0:
         return "pressed"
     return "idle" if mean < config.low else "fine"
 

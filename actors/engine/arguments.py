@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -118,6 +118,17 @@ def checked_arguments(user: Mapping[str, Any], schema: ServerSchema, rules: Rule
     if problems:
         raise EngineArgumentError("; ".join(problems))
     return checked
+
+
+def check_sampling(names: Collection[str], schema: ServerSchema) -> None:
+    """Raises EngineArgumentError for a sampling parameter that the installed release does not know; its answers would all be
+    refusals."""
+    unknown = sorted(set(names) - set(schema.sampling)) if schema.sampling else []
+    if unknown:
+        raise EngineArgumentError(
+            f"sglang {schema.version} has no sampling parameter {unknown[0]}; remove it from rollout.sampling, or"
+            " install a release that has it"
+        )
 
 
 def _problem(name: str, value: Any, known: Mapping[str, Argument], version: str, rules: Rules) -> str | None:

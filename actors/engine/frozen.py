@@ -20,7 +20,8 @@ from physarum.bus.register import Register
 from physarum.weightsync.digest import digest_of
 from physarum.weightsync.parallel import spread
 
-_KINDS: Final = (".safetensors", ".json", ".jinja", ".txt", ".model")
+_WEIGHTS: Final = ".safetensors"
+_KINDS: Final = (_WEIGHTS, ".json", ".jinja", ".txt", ".model")
 """What decides what a model answers: weights, configuration, tokenizer, chat template."""
 
 
@@ -52,8 +53,26 @@ async def check_frozen(context: Context, group: str, folder: Path) -> str:
         return own.digest
 
 
-def _files(folder: Path) -> dict[str, str]:
-    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _KINDS)
+async def check_reader(context: Context, group: str, folder: Path) -> None:
+    """For who only renders texts for a frozen model: tokenizer, template and configuration in `folder` are its engines', as far
+    as one recorded them. Raises UnrecoverableError where they are not."""
+    if not await asyncio.to_thread(folder.is_dir):
+        raise UnrecoverableError(
+            f"engines.{group}.model: {folder} is not there; expected its tokenizer, chat template and configuration also where"
+            " its texts are rendered. Copy the folder to this host; the weights may stay away"
+        )
+    register = Register(context.bus, context.publisher, "weights", FrozenFiles)
+    found = (await register.get(states.FROZEN, group)).value
+    if found is None:  # engines at a `url` record nothing
+        return
+    kinds = tuple(kind for kind in _KINDS if kind != _WEIGHTS)
+    own = FrozenFiles(files=await asyncio.to_thread(_files, folder, kinds), engine=context.identity.instance)
+    read = {name: digest for name, digest in found.files.items() if not name.endswith(_WEIGHTS)}
+    _compare(group, folder, own, FrozenFiles(files=read, engine=found.engine))
+
+
+def _files(folder: Path, kinds: tuple[str, ...] = _KINDS) -> dict[str, str]:
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in kinds)
     return dict(zip((path.name for path in paths), spread(_digest, paths), strict=True))
 
 

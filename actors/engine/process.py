@@ -11,14 +11,14 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
-from physarum.actors.engine.arguments import role_arguments, server_command
+from physarum.actors.engine.arguments import check_sampling, role_arguments, server_command
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import Device, detect_device, engine_environment
 from physarum.actors.engine.errors import EngineDiedError, EngineStartTimeoutError
@@ -38,7 +38,8 @@ _GUARDIAN_MARGIN_S: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """What to start. `label` is the version of the weights in `model`; `sglang` are the user's arguments.
+    """What to start. `label` is the version of the weights in `model`; `sglang` are the user's arguments, `sampling` names
+    the parameters that the run's requests will carry.
 
     `grace_s`: an SGLang that is terminated looks around every 5 s and then kills its own workers, so waiting for it
     gains nothing; by default it is killed at once. Drain before stopping.
@@ -49,6 +50,7 @@ class EngineSpec:
     label: str
     log_file: Path
     sglang: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Collection[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     device: Device = field(default_factory=detect_device)
     grace_s: float = 0.0
@@ -150,6 +152,7 @@ class EngineProcess(ServerProcess):
         """
         environment = engine_environment(spec.device, spec.environment)
         schema = await inspect_server(spec.python, environment, cache)
+        check_sampling(spec.sampling, schema)
         beside = spec.role == "prefill" or spec.language_only
         ports = [ReservedPort() for _ in range(2 if beside else 1)]
         try:

@@ -24,7 +24,7 @@ DEFAULT_TIMEOUT_S: Final = 120.0
 _VERSION_SCRIPT: Final = "import importlib.metadata as m; print(m.version({package!r}))"
 _MARK: Final = "physarum-schema:"
 _SCHEMA_SCRIPT: Final = f"""
-import argparse, json
+import argparse, inspect, json
 from {{module}} import {{parser}}
 parser = argparse.ArgumentParser()
 {{parser}}.add_cli_args(parser)
@@ -35,8 +35,13 @@ for action in parser._actions:
         continue
     number = action.nargs if action.nargs in ("+", "*", "?") else 1 if action.nargs is None else int(action.nargs)
     choices = [str(choice) for choice in action.choices] if action.choices else None
-    found.append({{{{'flags': flags, 'number': number, 'choices': choices}}}})
-print({_MARK!r} + json.dumps(found))
+    found.append(dict(flags=flags, number=number, choices=choices))
+try:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    fields = getattr(SamplingParams, "__struct_fields__", None) or list(inspect.signature(SamplingParams).parameters)
+except ImportError:
+    fields = []
+print({_MARK!r} + json.dumps(dict(arguments=found, sampling=list(fields))))
 """
 
 
@@ -82,10 +87,17 @@ class ServerSchema(msgspec.Struct, frozen=True):
 
     version: str
     arguments: list[Argument]
+    sampling: list[str] = []
+    """Sampling parameters of a request, and some that the server keeps for itself; empty: not known."""
 
     def by_name(self) -> dict[str, Argument]:
         """Option names without dashes in front, every spelling, to their argument."""
         return {flag.removeprefix("--"): argument for argument in self.arguments for flag in argument.flags}
+
+
+class _Told(msgspec.Struct):
+    arguments: list[Argument]
+    sampling: list[str]
 
 
 async def inspect_server(
@@ -119,7 +131,8 @@ async def inspect_program(
         raise EngineInspectionError(
             f"{python} printed no argument list for {package} {version}; it printed {answer[-500:]!r}"
         )
-    schema = ServerSchema(version, msgspec.json.decode(line.removeprefix(_MARK), type=list[Argument]))
+    told = msgspec.json.decode(line.removeprefix(_MARK), type=_Told)
+    schema = ServerSchema(version, told.arguments, told.sampling)
     _remember(file, schema)
     return schema
 

@@ -16,7 +16,7 @@ from physarum.actors.context import Context
 from physarum.actors.dead_letters import dead_task
 from physarum.actors.eval_sets import source_name
 from physarum.actors.evaluator.tally import Tally
-from physarum.actors.source.tasks import group_tasks, sampling_parameters
+from physarum.actors.source.tasks import group_tasks
 from physarum.actors.states import SetScore
 from physarum.actors.wire import publish_task, read_header
 from physarum.bus import log
@@ -25,6 +25,7 @@ from physarum.bus.log import LogEntry, LogReader
 from physarum.bus.names import StreamKey
 from physarum.bus.records import Task
 from physarum.configs.evaluation import EvaluationConfig
+from physarum.configs.sampling import parameters
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Evaluation:
             self._tally.buried(dead.task)
 
     def _make_tasks(self, rows: list[dict[str, Any]]) -> list[Task]:
-        sampling = sampling_parameters(self._config.sampling_of(self._part))
+        sampling = parameters(self._config.sampling_of(self._part))
         samples = self._part.samples
         return [
             task

@@ -59,11 +59,14 @@ class Overdue(msgspec.Struct, frozen=True, tag="overdue"):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hook process may take: `concurrency` calls at once, each `timeout_s` long, and memory (None: no limit)."""
+    """What a hook process may take: `concurrency` calls at once, each `timeout_s` long; memory by its own (address space) and
+    with all that it started (`total_bytes`, resident), None: no limit; and `children` processes beside it."""
 
     timeout_s: float
     concurrency: int = 1
     memory_bytes: int | None = None
+    total_bytes: int | None = None
+    children: int = 1024
     grouped: bool = False
     """The hook is given a list of executions."""
 

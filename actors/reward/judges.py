@@ -15,10 +15,11 @@ from pathlib import Path
 import orjson
 
 from physarum.actors.context import Context
+from physarum.actors.engine.frozen import check_reader
 from physarum.actors.policy_engines import READY
 from physarum.bus.presence import Roster
 from physarum.configs.reward_rules import given_options
-from physarum.configs.reward_types import ChatReward
+from physarum.configs.reward_types import ClassifierReward, ServedReward
 
 
 def engines_file(context: Context) -> Path:
@@ -30,7 +31,7 @@ def engines_file(context: Context) -> Path:
 async def judges_followed(context: Context) -> AsyncIterator[None]:
     """Keeps `engines_file` while the block runs, where a reward names a group of engines; it begins once each has one ready,
     or at draining: a judge that is still being started must cost no execution a try."""
-    groups = {options.engine for _, options in given_options(context.config.reward, ChatReward) if options.engine}
+    groups = {options.engine for _, options in given_options(context.config.reward, ServedReward) if options.engine}
     if not groups:
         yield
         return
@@ -44,7 +45,18 @@ async def judges_followed(context: Context) -> AsyncIterator[None]:
         finally:
             for one in waiting:
                 one.cancel()
+        await _check_readers(context)
         yield
+
+
+async def _check_readers(context: Context) -> None:
+    """A classifier's texts are rendered here: by its own tokenizer, as its engines have it. Raises UnrecoverableError."""
+    for _, options in given_options(context.config.reward, ClassifierReward):
+        if options.engine is None or options.render != "chat":
+            continue
+        folder = options.model or context.config.engines[options.engine].model
+        assert folder is not None  # a rule of the configuration
+        await check_reader(context, options.engine, Path(folder))
 
 
 class _Book:

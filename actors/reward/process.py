@@ -1,4 +1,4 @@
-"""One hook process as the actor sees it: started, spoken to over its pipes, killed with its whole process group."""
+"""One hook process as the actor sees it: started, spoken to over its pipes, killed with all that it started."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class HookProcess:
             raise ProcessEndedError from error
 
     def kill(self) -> None:
-        """SIGKILL to the hook's process and to whatever it started in its group."""
+        """The hook's process and whatever it started (reaper.py) are killed."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.kill(self._process.pid, signal.SIGTERM)
 
     def kill_overdue(self) -> None:
         """A running call has run out of time."""
@@ -103,6 +103,10 @@ class HookProcess:
 
 
 def _ending(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return (
+            "was killed by SIGKILL (for reward.total_mib or reward.children, or for want of memory: the log says which)"
+        )
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"exited with status {status}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -17,8 +19,20 @@ from physarum.agents.rewards.scoring import HOOK
 from physarum.agents.rewards.tournaments.judged import HOOK as TOURNAMENT_HOOK
 from physarum.configs.reward import GroupRewardConfig, RewardConfig
 from physarum.configs.reward_rules import given_options
-from physarum.configs.reward_types import GROUP_SECTIONS, BackendReward, ChatReward, CodeReward, section_of
+from physarum.configs.reward_types import (
+    GROUP_SECTIONS,
+    BackendReward,
+    ClassifierReward,
+    CodeReward,
+    ServedReward,
+    section_of,
+)
+from physarum.configs.root import RootConfig
 from physarum.configs.types import Arguments, Section
+
+Models = Mapping[str, str]
+"""Folders by group of engines."""
+_NONE: Final[Models] = MappingProxyType({})
 
 
 class Scorer(NamedTuple):
@@ -28,8 +42,9 @@ class Scorer(NamedTuple):
     args: Arguments
 
 
-def scorer_of(reward: RewardConfig, folder: RunFolder, engines: Path) -> Scorer | None:
-    """None where nothing scores: executions pass through. `engines`: where judges of this run are found (judges.py)."""
+def scorer_of(reward: RewardConfig, folder: RunFolder, engines: Path, models: Models = _NONE) -> Scorer | None:
+    """None where nothing scores: executions pass through. `engines`: where judges of this run are found (judges.py); `models`:
+    models_of."""
     if reward.hook is not None:
         return Scorer(reward.hook, reward.args)
     tokenizer = str(folder.start_model)
@@ -39,9 +54,10 @@ def scorer_of(reward: RewardConfig, folder: RunFolder, engines: Path) -> Scorer 
     if reward.type is None:
         return None
     rows: Arguments = {
-        name: _shared(section_of(name), args, reward.processes, engines) for name, args in reward.row_types.items()
+        name: _shared(section_of(name), args, reward.processes, engines, models)
+        for name, args in reward.row_types.items()
     }
-    args = _shared(section_of(reward.type), reward.args, reward.processes, engines)
+    args = _shared(section_of(reward.type), reward.args, reward.processes, engines, models)
     return Scorer(HOOK, {"name": reward.type, "args": args, "row_types": rows, "folder": tokenizer})
 
 
@@ -50,7 +66,7 @@ def group_scorer_of(group: GroupRewardConfig, workers: int, folder: RunFolder, e
     if group.hook is not None:
         return Scorer(group.hook, group.args)
     assert group.type is not None  # exactly one is set
-    shared = _shared(GROUP_SECTIONS[group.type], group.args, workers, engines)
+    shared = _shared(GROUP_SECTIONS[group.type], group.args, workers, engines, {})
     return Scorer(TOURNAMENT_HOOK, {"args": shared, "folder": str(folder.start_model)})
 
 
@@ -60,12 +76,20 @@ def limits_of(reward: RewardConfig, group: GroupRewardConfig | None = None) -> L
         timeout_s=reward.timeout_s if group is None else group.timeout_s,
         concurrency=reward.concurrency,
         memory_bytes=None if reward.memory_mib is None else reward.memory_mib << 20,
+        total_bytes=None if reward.total_mib is None else reward.total_mib << 20,
+        children=reward.children,
         grouped=group is not None,
     )
 
 
-def _shared(section: type[Section], args: Arguments, processes: int, engines: Path) -> Arguments:
-    """The options as each hook process gets them: its equal share of what the whole run may ask of a service."""
+def models_of(config: RootConfig) -> Models:
+    """Of the groups that have a model of their own."""
+    return {name: str(group.model) for name, group in config.engines.items() if group.model is not None}
+
+
+def _shared(section: type[Section], args: Arguments, processes: int, engines: Path, models: Models) -> Arguments:
+    """The options as each hook process gets them: its equal share of what the whole run may ask of a service, and where the
+    engines of this run and their models are found."""
     options = section.model_validate_json(orjson.dumps(args))
     if not isinstance(options, BackendReward):
         return args
@@ -74,8 +98,10 @@ def _shared(section: type[Section], args: Arguments, processes: int, engines: Pa
         shared["rate_per_s"] = options.rate_per_s / processes
     if options.concurrency is not None:
         shared["concurrency"] = options.concurrency // processes
-    if isinstance(options, ChatReward) and options.engine is not None:
+    if isinstance(options, ServedReward) and options.engine is not None:
         shared["engines_file"] = str(engines)
+    if isinstance(options, ClassifierReward):
+        shared["model"] = options.model or models.get(options.engine or "")
     return shared
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import inspect
 import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -36,7 +34,7 @@ from physarum.actors.reward.frames import (
     frame,
     read_call,
 )
-from physarum.actors.reward.reaper import start_reaper
+from physarum.actors.reward.reaper import start_under_keeper
 from physarum.actors.reward.values import EXPECTED
 from physarum.bus.codec import decode
 from physarum.bus.errors import CodecError
@@ -44,7 +42,6 @@ from physarum.bus.records import Execution
 from physarum.configs.errors import HookError
 from physarum.configs.hooks import check_signature, load_hook
 
-_PR_SET_PDEATHSIG: Final = 1
 _BUFFER_BYTES: Final = 1 << 20
 
 Hook = Callable[..., Any]
@@ -54,8 +51,7 @@ def main(arguments: list[str]) -> int:
     """Serves calls until the actor closes the pipe."""
     parent, name, args_json, limits_json = arguments
     limits = msgspec.json.decode(limits_json, type=Limits)
-    _die_with(int(parent))
-    start_reaper()
+    start_under_keeper(int(parent), limits)
     calls, replies = _take_pipes()
     _limit_memory(limits)
     try:
@@ -152,13 +148,6 @@ def plain(value: Any) -> Any:
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def _die_with(parent: int) -> None:
-    """The kernel kills this process when the actor ends; the check closes the window before the request."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _limit_memory(limits: Limits) -> None:

@@ -15,7 +15,7 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
@@ -28,13 +28,16 @@ from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
 from physarum.actors.rollout.client import open_clients
 from physarum.actors.rollout.cutting import CutOffError
+from physarum.actors.rollout.environments import numbers_of, open_environments
 from physarum.actors.rollout.in_flight import InFlight
+from physarum.actors.rollout.live_sampling import follow_sampling, read_sampling
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.actors.rollout.surplus import Surplus, SurplusError
 from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
 from physarum.actors.wire import publish_execution, publish_partial, read_task
 from physarum.agents.client import EngineClient
+from physarum.agents.environments.pool import EnvironmentPool
 from physarum.agents.errors import AgentError, EngineRefusedError, TaskError
 from physarum.agents.protocols import Client
 from physarum.bus.codec import decode
@@ -68,6 +71,8 @@ class RolloutActor(Actor):
         super().__init__(context)
         self.tally = _tally()
         self._router: PresenceRouter
+        self._evaluating_router: PresenceRouter
+        self._environments: Mapping[str, EnvironmentPool] = {}
 
     async def run(self) -> None:
         hook = self.config.rollout.generate
@@ -75,7 +80,11 @@ class RolloutActor(Actor):
             raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
         hooks = Hooks(self.config, hook)
         async with AsyncExitStack() as stack:
-            client, evaluating, self._router = await stack.enter_async_context(open_clients(self.context))
+            client, evaluating, self._router, self._evaluating_router = await stack.enter_async_context(
+                open_clients(self.context)
+            )
+            self._environments = await stack.enter_async_context(open_environments(self.context))
+            client.environments = evaluating.environments = self._environments
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
             reporter = asyncio.create_task(self._report(client), name="generation report")
             stack.callback(reporter.cancel)
@@ -84,6 +93,8 @@ class RolloutActor(Actor):
                 _beside(stack, in_flight.follow(), "follow the head")
             if surplus.wanted:
                 _beside(stack, surplus.follow(), "follow closed groups")
+            await read_sampling(self, client.live)
+            _beside(stack, follow_sampling(self, client.live), "follow the sampling")
             self.become("ready")
             await self._work(queue, Episodes(self, client, evaluating, hooks, in_flight, surplus))
             await self._emit_report(client)
@@ -133,6 +144,10 @@ class RolloutActor(Actor):
         for name in ("interrupted", "replayed"):
             self.numbers[name] = self.numbers.get(name, 0) + sum(getattr(one, name) for one in replay.values())
         self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
+        self.numbers |= {f"flaw_{name}": count for name, count in client.flaws.items()}
+        if self._evaluating_router is not self._router:
+            self.numbers["evaluating_waiting"] = self._evaluating_router.waiting
+        self.numbers |= numbers_of(self._environments)
         self._ask_for(self._router.pop_demand())
         if intervals or replay or any(tally.values()):
             told = msgspec.to_builtins(replay)
@@ -140,12 +155,12 @@ class RolloutActor(Actor):
 
 
 def _beside(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str) -> None:
-    """Work whose end costs tokens that are made for nothing, and no execution: it is logged."""
+    """Work whose end costs no execution: it is logged."""
     task = asyncio.create_task(work, name=name)
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s: ended, episodes are no longer cut off: %r", name, error)
+            _log.error("%s: ended, what it would have told is not known here any more: %r", name, error)
 
     task.add_done_callback(ended)
     stack.callback(task.cancel)

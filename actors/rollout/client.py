@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from physarum.actors.context import Context
 from physarum.actors.policy_engines import evaluation_group, policy_group
+from physarum.actors.rollout.choices import engine_choices
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.agents.client import EngineClient, open_session
 from physarum.agents.fleet.breaker import BreakerPolicy
@@ -22,12 +23,13 @@ _REQUEST_SHARE: Final = 0.9
 
 
 class Clients(NamedTuple):
-    """Of all episodes: `training`, and `evaluating` on the engines that are kept for it (the same where none are); `router` is
-    that of training."""
+    """Of all episodes: `training`, and `evaluating` on the engines that are kept for it (the same where none are); `router` and
+    `evaluating_router` choose for them."""
 
     training: EngineClient
     evaluating: EngineClient
     router: PresenceRouter
+    evaluating_router: PresenceRouter
 
 
 @contextlib.asynccontextmanager
@@ -53,8 +55,10 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
             retry=_retry(config),
             cache_per_version=True,
             episode_tokens=config.episode_tokens,
+            choices=engine_choices(context.config, context.folder.start_model),
         )
-        yield Clients(training, training if len(routers) == 1 else training.through(routers[1]), routers[0])
+        evaluating = training if len(routers) == 1 else training.through(routers[-1])
+        yield Clients(training, evaluating, routers[0], routers[-1])
 
 
 def _router(context: Context, group: str, engines: Roster, workers: Roster, fronts: Roster) -> PresenceRouter:

@@ -12,6 +12,7 @@ waits for an engine has no age; one that waits inside an engine begins later, by
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from physarum.actors import states
@@ -19,6 +20,7 @@ from physarum.actors.context import Context
 from physarum.actors.rollout.cutting import CutOffError, Cuttable
 from physarum.actors.waiting import until
 from physarum.agents.client import EngineClient
+from physarum.agents.environments.lease import Leased
 from physarum.agents.protocols import Client, Generation, TokenIds, Tokenizer
 from physarum.bus.records import Task
 from physarum.bus.register import Register
@@ -113,6 +115,9 @@ class _NotingClient:
     @property
     def sampling(self) -> Mapping[str, Any]:
         return self._client.sampling
+
+    def environment(self, name: str) -> AbstractAsyncContextManager[Leased]:
+        return self._client.environment(name)
 
     def at_least(self, number: int) -> _NotingClient:
         return _NotingClient(self._client.at_least(number), self._watched, self._in_flight)

@@ -35,7 +35,7 @@ from physarum.actors.source.making import Making
 from physarum.actors.source.opening import open_source
 from physarum.actors.source.pace import Pace
 from physarum.actors.source.position import PositionKeeper
-from physarum.actors.source.tasks import check_travels
+from physarum.actors.source.tasks import check_sampling, check_travels
 from physarum.actors.states import EvalScore, SourcePosition
 from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.wire import publish_task
@@ -269,9 +269,10 @@ class SourceActor(Actor):
             await self._store(tasks, {"epoch": cursor.epoch, "index": cursor.index, "finished": False})
 
     def _travels(self, tasks: list[Task]) -> bool:
-        """Whether the bus takes such tasks; else the row is counted as broken."""
+        """Whether the bus takes such tasks, and the trainer what is drawn for them; else the row is counted as broken."""
         try:
             check_travels(tasks[0], self.bus.client.max_payload)
+            check_sampling(tasks[0].metadata, tasks[0].group, self.config.trained_temperature)
         except RowError as error:
             self._choice.cursor.skip(str(error))
             self.numbers["broken_rows"] = self._choice.cursor.broken

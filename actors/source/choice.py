@@ -13,9 +13,9 @@ from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.cursor import Picked, RowCursor
 from physarum.actors.source.errors import ChangedCurriculumError
 from physarum.actors.source.rows import RowStream
-from physarum.actors.source.tasks import sampling_parameters
 from physarum.actors.states import SourcePosition
 from physarum.configs.root import RootConfig
+from physarum.configs.sampling import parameters
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Choice:
 
     def __init__(self, config: RootConfig, rows: RowStream, position: SourcePosition, lessons: Lessons | None) -> None:
         self._source, self._rows, self._lessons = config.source, rows, lessons
-        self._sampling = sampling_parameters(config.rollout.sampling)
+        self._sampling = parameters(config.rollout.sampling)
         self.cursor = RowCursor(rows, position.epoch, position.index, config.epochs)
 
     def pick(self, position: SourcePosition) -> Picked | None:

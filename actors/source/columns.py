@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import orjson
 
+from physarum.actors.source.tasks import check_sampling
 from physarum.configs.data_files import RowError, column
 from physarum.configs.rows import ColumnsConfig
 
@@ -26,6 +27,7 @@ def task_row(raw: dict[str, Any], columns: ColumnsConfig, place: str) -> dict[st
     if metadata is not None and not isinstance(metadata, dict):
         raise RowError(f"{place}: `{columns.metadata}` is {type(metadata).__name__}; expected a mapping")
     further = _further(raw, columns, place)
+    check_sampling(metadata or {}, place)
     if metadata is not None or further:
         row["metadata"] = {**(metadata or {}), **further}
     return row

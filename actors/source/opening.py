@@ -6,10 +6,13 @@ from typing import Any
 
 import xxhash
 
+from physarum.actors.source.errors import UnusableSourceError
 from physarum.actors.source.file_rows import FileRows
 from physarum.actors.source.mixture import MixturePartRows, MixtureRows
 from physarum.actors.source.rows import HookRows, RowStream
+from physarum.actors.source.tasks import check_sampling
 from physarum.agents.chat import METADATA_KEY
+from physarum.configs.data_files import RowError
 from physarum.configs.rows import ChatConfig, ColumnsConfig, RowsConfig
 from physarum.configs.source import MixturePart, SourceConfig, whole_weights
 from physarum.configs.types import Arguments
@@ -60,6 +63,10 @@ class Described:
     """Rows with metadata that their section adds."""
 
     def __init__(self, rows: RowStream, chat: ChatConfig | None, metadata: Arguments) -> None:
+        try:
+            check_sampling(metadata, "the section's `metadata`")
+        except RowError as error:
+            raise UnusableSourceError(str(error)) from None
         self._rows, self._chat, self._metadata = rows, chat, metadata
 
     def row(self, epoch: int, index: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from physarum.actors.source.errors import EpochEndError
 from physarum.actors.source.permutation import Permutation
+from physarum.actors.source.tasks import check_sampling
 from physarum.configs.data_files import RowError
 from physarum.configs.hooks import Hook, Rows, check_rows, check_signature, load_hook
 from physarum.configs.types import Arguments
@@ -59,4 +60,5 @@ def checked_row(row: object, place: str) -> dict[str, Any]:
         raise RowError(f"{place}: no `prompt`; found {', '.join(map(str, row)) or 'no keys'}")
     if not isinstance(row.get("metadata") or {}, dict):
         raise RowError(f"{place}: `metadata` is {type(row['metadata']).__name__}; expected a mapping")
+    check_sampling(row.get("metadata") or {}, place)
     return row

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -13,18 +14,25 @@ from physarum.bus.errors import CodecError
 from physarum.bus.ledger import RefillRecord
 from physarum.bus.records import Task, TaskClass
 from physarum.configs.data_files import RowError
-from physarum.configs.rollout import SamplingConfig
+from physarum.configs.sampling import SamplingNameError, read_sampling
+
+SAMPLING_KEY: Final = "sampling"
+"""Of a row's metadata: its own sampling parameters, laid over the run's."""
 
 
-def sampling_parameters(config: SamplingConfig) -> dict[str, Any]:
-    """Sampling under SGLang's names; no stop tokens are named when there are none."""
-    named: dict[str, Any] = {
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "top_k": config.top_k,
-        "max_new_tokens": config.max_new_tokens,
-    }
-    return named | ({"stop_token_ids": list(config.stop_token_ids)} if config.stop_token_ids else {})
+def check_sampling(metadata: Mapping[str, Any], place: str, temperature: float | None = None) -> None:
+    """Raises RowError where a row's own sampling is none. `temperature`: the only one that can be trained; None: any may be."""
+    if metadata.get(SAMPLING_KEY) is None:
+        return
+    try:
+        own = read_sampling(metadata[SAMPLING_KEY])
+    except SamplingNameError as error:
+        raise RowError(f"{place}: metadata.{SAMPLING_KEY}: {error}") from None
+    if temperature is not None and own.get("temperature", temperature) != temperature:
+        raise RowError(
+            f"{place}: metadata.{SAMPLING_KEY}.temperature is {own['temperature']:g}; expected {temperature:g}, as"
+            " rollout.sampling has it: the trainer computes every log-probability at that one"
+        )
 
 
 def group_tasks(
@@ -40,7 +48,8 @@ def group_tasks(
     pin: int | None = None,
 ) -> list[Task]:
     """`group_size` tasks of one row. `place` (epoch/index, or the index alone) makes ids unique within the source."""
-    group = f"{source}/{place}"
+    own = (row.get("metadata") or {}).get(SAMPLING_KEY)
+    group, sampling = f"{source}/{place}", {**sampling, **own} if isinstance(own, dict) else sampling
     issued_at = time.time()
     return [
         Task(

@@ -35,7 +35,7 @@ def world_config(config: RootConfig, model: Path) -> WorldConfig:
         optimizer_resets=trainer.optimizer_resets,
         tokens_per_microbatch=trainer.tokens_per_microbatch,
         algorithm=AlgorithmSettings.of(trainer.algorithm),
-        temperature=config.rollout.sampling.temperature if trainer.objective != "sft" else 1.0,
+        temperature=config.trained_temperature or 1.0,
         seed=config.run.seed,
         megatron=dict(trainer.megatron),
         checkpoint_format=trainer.checkpoint_format,

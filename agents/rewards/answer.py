@@ -21,7 +21,7 @@ from physarum.bus.records import Execution, Sample
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`text` as the policy wrote it, without the tokens that end a turn; `task` names the row in messages; `transcript()` is
-    the whole sample as text, prompt, tools and special tokens included."""
+    the whole sample as text, prompt, tools and special tokens included; `token_ids` the same as they are."""
 
     text: str
     label: Any = None
@@ -29,6 +29,7 @@ class Answer:
     prompt: Any = None
     task: str = ""
     transcript: Callable[[], str] = field(default=str, repr=False, compare=False)
+    token_ids: TokenIds = field(default=(), repr=False, compare=False)
 
     def with_text(self, text: str) -> Answer:
         return replace(self, text=text)
@@ -56,6 +57,7 @@ def answer_of(execution: Execution, tokenizer: FolderTokenizer) -> Answer:
         prompt=task.prompt,
         task=task.id,
         transcript=lambda: tokenizer.decode(sample.token_ids),
+        token_ids=sample.token_ids,
     )
 
 

@@ -26,7 +26,7 @@ import orjson
 
 from physarum.agents.retries import Retries, RetryPolicy
 from physarum.agents.rewards.errors import BackendRefusedError, BackendReplyError, BackendUnavailableError
-from physarum.configs.reward_types import BackendReward, ChatReward, RemoteReward
+from physarum.configs.reward_types import BackendReward, RemoteReward, ServedReward
 from physarum.configs.secrets import read_secret
 
 _SHOWN: Final = 200
@@ -189,7 +189,7 @@ class Backend:
 _OPEN: Final[dict[str, Backend]] = {}
 
 
-def backend_for(options: RemoteReward | ChatReward) -> Backend:
+def backend_for(options: RemoteReward | ServedReward) -> Backend:
     """The one backend of this process for these options: limits and cache hold over all its calls."""
     key = f"{type(options).__name__} {options.model_dump_json()}"
     if key not in _OPEN:
@@ -197,15 +197,15 @@ def backend_for(options: RemoteReward | ChatReward) -> Backend:
     return _OPEN[key]
 
 
-def opened(options: RemoteReward | ChatReward, rng: random.Random | None = None) -> Backend:
+def opened(options: RemoteReward | ServedReward, rng: random.Random | None = None) -> Backend:
     """A backend of its own."""
-    if isinstance(options, ChatReward) and options.engine is not None:
+    if isinstance(options, ServedReward) and options.engine is not None:
         return Backend(options, _of_engines(options), f"engine group {options.engine}", rng)
     url = str(options.url)
     return Backend(options, lambda: url, url, rng)
 
 
-def _of_engines(options: ChatReward) -> Address:
+def _of_engines(options: ServedReward) -> Address:
     """One of the ready engines of the group by lot, as the reward actor last wrote them."""
     rng, file = random.Random(), Path(options.engines_file or os.devnull)
 

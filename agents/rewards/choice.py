@@ -29,6 +29,7 @@ _ANOTHER: Final = re.compile(
 )
 _ALONE: Final = re.compile(r"[\s*_(\[{$]*([A-Z])[\s*_)\]}$.:]*")
 _LISTED: Final = re.compile(r"[\s*_(\[{$]*([A-Z])[.):]\s.*", re.DOTALL)
+_TEXTS: Final = ("correct_answer", "answer_text")
 _WORDS: Final = re.compile(r"[^\w]+")
 
 
@@ -81,8 +82,10 @@ def _letters(answer: Answer, choices: list[str], options: ChoiceReward) -> list[
 
 
 def _right(answer: Answer, choices: list[str], letters: list[str]) -> str:
-    """`correct_letter`, a label that is a letter, an index from 0, or the text of one choice."""
-    given = answer.metadata.get("correct_letter", answer.label)
+    """`correct_letter`, a label that is a letter, an index from 0, or the text of one choice; without either, that text as
+    slime's rows have it (`correct_answer`, `answer_text`)."""
+    named = (answer.metadata.get("correct_letter"), answer.label, *(answer.metadata.get(name) for name in _TEXTS))
+    given = next((one for one in named if one is not None), None)
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(letters):
         return letters[given]
     if isinstance(given, str):

@@ -1,10 +1,10 @@
 """Instructions that a program can verify: `metadata.instruction_id_list` and `metadata.kwargs`, as in IFEval.
 
-Ids and meaning are those of IFEval (Zhou et al. 2023, arXiv 2311.07911, table 1), written anew. Not covered, and refused by
-name: `language:response_language` and `length_constraints:number_sentences`, which need a language detector and a sentence
-splitter, and the further constraints of IFBench (Pyatkin et al. 2025, arXiv 2507.02833). Capitals and lower case are judged
-as letters, without asking whether the text is English. A row that asks for what is not covered raises: scoring only the
-rest would teach to ignore it.
+Ids and meaning are those of IFEval (Zhou et al. 2023, arXiv 2311.07911, table 1), written anew; all 25. Languages are told by
+py3langid (an extra, imported at the first row that asks; its model comes with it), sentences are counted by sentences.py. Not
+covered, and refused by name: the further constraints of IFBench (Pyatkin et al. 2025, arXiv 2507.02833). Capitals and lower
+case are judged as letters, without asking whether the text is English. A row that asks for what is not covered raises:
+scoring only the rest would teach to ignore it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from physarum.agents.rewards.answer import Answer
 from physarum.agents.rewards.errors import RewardError
+from physarum.agents.rewards.sentences import count_sentences
 from physarum.configs.reward_types import IfbenchReward
 from physarum.configs.suggest import nearest
 
@@ -37,7 +38,9 @@ def instructions_of(answer: Answer) -> list[tuple[str, dict[str, Any]]]:
     ids, given = answer.metadata.get("instruction_id_list"), answer.metadata.get("kwargs")
     if not isinstance(ids, list) or not ids:
         raise RewardError(f"task {answer.task} has no metadata.instruction_id_list; expected a list of at least one id")
-    arguments = [{}] * len(ids) if given is None else given
+    arguments = (
+        [{}] * len(ids) if given is None else [given] * len(ids) if isinstance(given, dict) and len(ids) == 1 else given
+    )
     if not isinstance(arguments, list) or len(arguments) != len(ids):
         raise RewardError(f"task {answer.task} has {len(ids)} instructions; expected a list of as many metadata.kwargs")
     return [
@@ -185,6 +188,28 @@ def _capital_words(text: str, *, capital_frequency: int, capital_relation: str) 
     return _compared(len(capitals), capital_relation, capital_frequency)
 
 
+def _sentences(text: str, *, num_sentences: int, relation: str) -> bool:
+    return _compared(count_sentences(text), relation, num_sentences)
+
+
+def _language(text: str, *, language: str) -> bool:
+    """`language` by its code of ISO 639-1; a text of no letters is of every language, as in IFEval."""
+    try:
+        import py3langid
+    except ImportError as error:
+        raise RewardError(
+            "an instruction language:response_language needs py3langid, which is not installed here; expected it on every host"
+            ' that scores. Remedy: pip install "physarum[languages]"'
+        ) from error
+    if not any(map(str.isalpha, text)):
+        return True
+    code, ranked = language.lower().partition("-")[0], py3langid.rank(text)
+    if code not in dict(ranked):
+        raise ValueError(f"found language {language!r}; expected one of {', '.join(sorted(dict(ranked)))}")
+    (first, likelihood), (_, second) = ranked[:2]
+    return bool(first == code and likelihood > second)  # equal: the text says nothing of its language
+
+
 CHECKS: Final[dict[str, Check]] = {
     "keywords:existence": _existence,
     "keywords:frequency": _frequency,
@@ -208,5 +233,7 @@ CHECKS: Final[dict[str, Check]] = {
     "change_case:capital_word_frequency": _capital_words,
     "change_case:english_capital": str.isupper,
     "change_case:english_lowercase": str.islower,
+    "length_constraints:number_sentences": _sentences,
+    "language:response_language": _language,
     "punctuation:no_comma": lambda text: "," not in text,
 }

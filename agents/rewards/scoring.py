@@ -42,6 +42,7 @@ _FUNCTIONS: Final = {
     "remote_rm": "remote.score_remote",
     "code": "code.score_code",
     "judge": "judge.score_judge",
+    "classifier": "classifier.score_classifier",
 }
 
 Scorer = Callable[[Answer, Any], Any]

@@ -27,6 +27,18 @@ def check_groups(config: RootConfig) -> Iterator[Problem]:
                 key: KeyPath = ("engines", name, option)
                 where = config.origins.where(key)
                 yield Problem(Severity.ERROR, where, found, expected, f"{remedy} in `engines.{name}`")
+    yield from _recorded_choices(config)
+
+
+def _recorded_choices(config: RootConfig) -> Iterator[Problem]:
+    """What an engine chose is reported for its own tokens: a pair would report the decode server's alone."""
+    replay = config.trainer.algorithm.replay
+    for name, group in config.engines.items():
+        if group.paired and group.model is None and (replay.routing == "R3" or replay.nucleus):
+            where = config.origins.where(("engines", name, "servers"))
+            found = "prefill and decode servers with `trainer.algorithm.replay` of what engines choose"
+            remedy = "set `replay.routing` to R2 or off and `replay.nucleus: false`, or remove the roles"
+            yield Problem(Severity.ERROR, where, found, "servers that report all of a request", remedy)
 
 
 def _routers(group: EngineConfig) -> Iterator[_Finding]:

@@ -11,6 +11,7 @@
 | model.factory.hook | (folder, **args) | nothing: it fills the folder |
 | trainer.algorithm.advantage | (batch, **hook_args) | advantages [T] |
 | trainer.algorithm.loss | (logprobs, columns, **hook_args) | a loss per token [N] |
+| environments.CLASS.hook | async (place, **args) | an instance with `async close()` |
 | engines.GROUP.canary.gate | async (probe, **args) | nothing: it raises to refuse |
 | checkpoint.after_publish, .before_pull | async (manifest, **args) | nothing |
 | filters.groups, filters.executions | (headers, **args) | whether they pass |
@@ -98,6 +99,8 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
     ):
         if call is not None:
             yield _Use(("checkpoint", name, "hook"), call.hook, ("manifest",), call.args, is_async=True)
+    for name, kind in config.environments.items():
+        yield _Use(("environments", name, "hook"), kind.hook, ("place",), kind.args, is_async=True)
     for name, group in config.engines.items():
         if group.canary is not None:
             canary, key = group.canary, ("engines", name, "canary", "gate")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from actor_fixture import make_context
 
-from physarum.actors.engine.frozen import check_frozen
+from physarum.actors.engine.frozen import check_frozen, check_reader
 from physarum.actors.errors import UnrecoverableError
 from physarum.bus.connection import Bus
 from physarum.bus.publisher import Publisher
@@ -49,3 +49,17 @@ async def test_other_bytes_are_refused_by_the_file(
     with pytest.raises(UnrecoverableError, match=rf"engines\.judge\.model: .*1 files differ, first {named}"):
         await check_frozen(context, "judge", second)
     await check_frozen(context, "reference", second)  # another group, another model
+
+
+async def test_who_renders_for_a_frozen_model_needs_its_tokenizer_and_not_its_weights(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    context = make_context(tmp_path, bus, publisher, "reward")
+    first = model(tmp_path / "first", tokenizer="{}")
+    await check_reader(context, "judge", tmp_path / "first")  # nothing is recorded yet
+    await check_frozen(context, "judge", first)
+    bare = model(tmp_path / "bare", tokenizer="{}")
+    (bare / "model.safetensors").unlink()
+    await check_reader(context, "judge", bare)
+    with pytest.raises(UnrecoverableError, match=r"1 files differ, first tokenizer.json"):
+        await check_reader(context, "judge", model(tmp_path / "other", tokenizer="{ }"))

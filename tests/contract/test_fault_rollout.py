@@ -242,3 +242,30 @@ async def test_a_prompt_longer_than_the_context_is_buried_at_its_first_try(
     assert (letter.final, letter.deliveries) == (True, 1)
     assert "HTTP 400: The input (9 tokens) is longer" in letter.reason
     assert engine.requests["main/0/1/0"] == 1
+
+
+async def test_tokens_without_a_log_probability_each_are_not_trained_and_counted(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """The engine answers one of six requests with fewer log-probabilities than tokens: which are whose cannot be known."""
+    engine = StubEngine()
+
+    async def forgets(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if body["input_ids"] != [1, 2, 1]:
+            return await engine.says(request, body)
+        meta = {
+            "finish_reason": {"type": "stop"}, "prompt_tokens": 3, "cached_tokens": 0, "weight_version": engine.label,
+            "weight_versions": [{"version": engine.label, "start": 0, "end": 2}],
+            "output_token_logprobs": [[-0.5, 7, None]],
+        }  # fmt: skip
+        return web.json_response({"text": "", "output_ids": [7, 8], "meta_info": meta})
+
+    engine.answer = forgets
+    async with engine.serving() as port, beating(bus, publisher, "policy-0", port):
+        made = actor(tmp_path, bus, publisher, f"rollout.generate={HOOKS}:ask_twice", "engines.policy.count=2")
+        await issue(made, ["ask"] * 3)
+        async with running(made):
+            found = [read_header(entry.headers) for entry in await until(bus, "episodes", 3)]
+    assert {header.ordinal: header.trainable for header in found} == {0: 4, 1: 2, 2: 4}
+    assert made.numbers["flaw_logprobs_count"] == 1
+    assert engine.requests["main/0/1/0"] == 2, "and it is not made again"

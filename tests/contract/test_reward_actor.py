@@ -284,7 +284,7 @@ async def test_a_killed_actor_leaves_no_process_and_its_executions_are_scored_on
     with actor_process(context) as first:
         await read(bus, "samples", 60)
         hooks = psutil.Process(first.process.pid).children(recursive=True)
-        assert len(hooks) == 3, "two hook processes, and what the hanging one has started"
+        assert len(hooks) == 5, "two hook processes with their keepers, and what the hanging one has started"
         first.kill()
     assert await asyncio.to_thread(ended, hooks)
     again = reward_context(tmp_path, bus, publisher, "reward.timeout_s=0.5", f"reward.args.folder={tmp_path}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from bus_fixture import DEADLINE_S
 from engine_fixture import START_TIMEOUT_S, engine_python
 
 from physarum.actors.context import Context
+from physarum.actors.engine.frozen import check_frozen, check_reader
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.reward.actor import RewardActor
@@ -183,6 +185,61 @@ async def test_a_judge_of_this_run_is_waited_for_and_followed_to_its_new_address
         await eventually(lambda: other.encode() in file.read_bytes())
         await publish_execution(context, "episodes", said(context, "b", "second", None))
         assert await rewards(context, 2) == {"a": 0.3, "b": 0.7}
+
+
+@asynccontextmanager
+async def reward_model(score: float) -> AsyncIterator[str]:
+    """A server of /classify; its address."""
+
+    async def handle(request: web.Request) -> web.Response:
+        assert (await request.json())["input_ids"][0] == 1, "the sample as it is, prompt first"
+        return web.json_response({"embedding": [score], "meta_info": {}})
+
+    app = web.Application()
+    app.router.add_post("/classify", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+CLASSIFIER = (
+    "reward.type=classifier", "reward.args.engine=judge", "engines.judge.model=./judge",
+    "engines.judge.sglang.is-embedding=true", "reward.concurrency=8",
+)  # fmt: skip
+
+
+async def test_a_classifier_of_this_run_scores_through_the_actor(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    context = typed(tmp_path, bus, publisher, *CLASSIFIER, "reward.args.render=tokens", "reward.args.scale=2")
+    for one in range(6):
+        await publish_execution(context, "episodes", said(context, str(one), str(one), None))
+    async with running(RewardActor(context)), reward_model(-0.25) as url:
+        await present(bus, publisher, url, 1)
+        assert await rewards(context, 6) == {str(one): -0.5 for one in range(6)}
+
+
+async def test_a_classifier_read_with_another_tokenizer_than_its_engines_have_ends_by_name(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """Every score would be of other tokens than the text's."""
+    context = typed(tmp_path, bus, publisher, *CLASSIFIER, f"engines.judge.model={tmp_path}/judge")
+    here, there = tmp_path / "judge", tmp_path / "there"
+    for folder in (here, there):
+        save_tokenizer(folder)
+    (there / "chat_template.jinja").write_text("another")
+    await check_frozen(context, "judge", there)
+    async with reward_model(1.0) as url:
+        await present(bus, publisher, url, 1)
+        with pytest.raises(UnrecoverableError, match=r"first chat_template.jinja: found"):
+            await asyncio.wait_for(RewardActor(context).run(), DEADLINE_S)
+    shutil.rmtree(here)
+    with pytest.raises(UnrecoverableError, match=r"judge is not there; expected its tokenizer"):
+        await check_reader(context, "judge", here)
 
 
 async def test_a_judge_that_never_comes_does_not_hold_up_the_end(

@@ -34,7 +34,7 @@ async def test_every_place_is_compared_with_the_installed_parser(tmp_path: Path)
         """\
   policy:
     sglang: {mem-fraction-static: 0.5}
-    servers: [{role: regular, sglang: {mem_fraction_statik: 0.4}}, {sglang: {nnodes: 2}}]
+    servers: [{role: regular, sglang: {mem_fraction_statik: 0.4}}, {sglang: {mem-fraction: 0.4}}]
   other: {sglang: {device: cpu}, start_router: {polici: random}}
   away: {url: "http://h:1"}
 """,
@@ -42,5 +42,5 @@ async def test_every_place_is_compared_with_the_installed_parser(tmp_path: Path)
     assert len(found) == 3
     assert "c.yaml:10: engines.policy.servers.0.sglang" in found[0]
     assert "did you mean mem-fraction-static?" in found[0]
-    assert "set engines.<group>.nodes" in found[1]
+    assert "servers.1" in found[1] and "mem-fraction" in found[1]
     assert "engines.other.start_router" in found[2] and "did you mean policy?" in found[2]

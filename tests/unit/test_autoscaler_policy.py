@@ -78,20 +78,23 @@ def test_sizes_stay_within_the_bounds_and_never_turn_within_the_waits(steps: lis
 
 
 @pytest.mark.parametrize(
-    ("engines", "rollouts", "signal"),
+    ("engines", "waiting", "signal"),
     [
-        ([beat("engine", kv_usage=0.9)], [], "pressed"),
-        ([beat("engine", kv_usage=0.5)], [beat("rollout", waiting=3)], "pressed"),
-        ([beat("engine", kv_usage=0.5)], [], "fine"),
-        ([beat("engine", kv_usage=0.1), beat("engine", kv_usage=0.6)], [], "idle"),
-        ([beat("engine", "starting", kv_usage=0.9)], [], "fine"),
-        ([beat("engine")], [], "fine"),
+        ([beat("engine", kv_usage=0.9)], 0, "pressed"),
+        ([beat("engine", kv_usage=0.5)], 3, "pressed"),
+        ([beat("engine", kv_usage=0.5)], 0, "fine"),
+        ([beat("engine", kv_usage=0.1), beat("engine", kv_usage=0.6)], 0, "idle"),
+        ([beat("engine", kv_usage=0.5, waiting=2)], 0, "pressed"),
+        ([beat("engine", "starting", kv_usage=0.9)], 0, "fine"),
+        ([beat("engine")], 0, "fine"),
+        ([], 3, "pressed"),  # a group that shrank to none would never have an engine again
+        ([], 0, "fine"),
     ],
 )
 def test_engines_are_judged_by_their_memory_and_by_who_waits(
-    engines: list[Heartbeat], rollouts: list[Heartbeat], signal: Signal
+    engines: list[Heartbeat], waiting: float, signal: Signal
 ) -> None:
-    assert signals.of_engines(GROUP, engines, rollouts) == signal
+    assert signals.of_engines(GROUP, engines, waiting) == signal
 
 
 @pytest.mark.parametrize(

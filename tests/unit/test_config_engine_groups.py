@@ -59,3 +59,11 @@ def test_what_does_not_fit_is_named(tmp_path: Path, text: str, words: str) -> No
 )
 def test_what_fits_is_not(tmp_path: Path, text: str) -> None:
     assert problems(tmp_path, text) == ""
+
+
+def test_a_pair_cannot_report_what_engines_choose(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(SFT % (PAIR % ("", "")))
+    config = resolve(tmp_path / "c.yaml")
+    config.trainer.algorithm.replay.__dict__["nucleus"] = True  # whatever else such a run needs
+    (found,) = map(str, check_groups(config))
+    assert "replay.nucleus: false" in found

@@ -45,6 +45,14 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["trainer.ordered=true", "age.bound=0", "engines.policy.canary={}"],
             ["`engines.policy.canary` with `trainer.ordered: true`", "remove `engines.policy.canary`"],
         ),
+        (  # an evaluation waits for one engine, and nobody else would ask for it
+            [
+                "engines.evals={}", "evaluation={hook: 'c:p', engines: evals}",
+                "autoscale.groups.evals={least: 0, most: 2}",
+            ],
+            ["`autoscale.groups.evals.least: 0` with `evaluation.engines: evals`", "least: 1`"],
+        ),
+        (["autoscale.groups.reward={most: 2}"], ["one of rollout, policy"]),
         (["source.group_size=1"], ["`source.group_size: 1` with `trainer.algorithm.advantage: grpo`"]),
         (
             ["trainer.algorithm.correction=none"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from physarum.actors.errors import HookFailedError
@@ -91,3 +92,50 @@ async def test_a_hook_that_floods_memory_gets_an_error_and_its_process_goes_on()
         flooded, fine = await scores(opened, "flood", "soon")
     assert type(flooded) is HookFailedError and "MemoryError" in str(flooded)
     assert fine == 1.0
+
+
+def marked() -> list[int]:
+    """Processes of the hooks of these tests, which carry the hook's file on their command line, and have not ended."""
+    found = []
+    for one in psutil.process_iter(["pid", "cmdline", "status"]):
+        words = one.info["cmdline"] or []
+        if any(str(HOOKS) in word for word in words) and one.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(one.info["pid"])
+    return found
+
+
+async def nobody_left() -> None:
+    async with asyncio.timeout(20):
+        while marked():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("habit", "limits", "said"),
+    [
+        ("fork-flood", {"total_bytes": 384 << 20}, "MiB held; expected at most reward.total_mib = 384"),
+        ("fork-bomb", {"children": 50}, "processes beside it; expected at most reward.children = 50"),
+        pytest.param(
+            "fork-bomb-apart",
+            {"children": 50},
+            "processes beside it; expected at most reward.children = 50",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+async def test_a_hook_whose_forks_flood_memory_or_the_machine_is_killed_with_all_of_them(
+    habit: str, limits: dict[str, int], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each fork keeps within its own limits, as rlimits have it; nothing but this process bounds their sum."""
+    async with pool("by_prompt", Limits(timeout_s=30, **limits)) as opened:  # type: ignore[arg-type]
+        died, fine = await scores(opened, habit, "soon")
+        assert isinstance(died, HookDiedError) and "reward.total_mib or reward.children" in str(died)
+        assert fine == 1.0, "the next call has a process of its own"
+    assert said in capfd.readouterr().err
+    await nobody_left()
+
+
+async def test_what_a_hook_moved_into_a_session_of_its_own_ends_with_it() -> None:
+    async with pool("by_prompt", Limits(timeout_s=0.8)) as opened:
+        assert isinstance((await scores(opened, "fork-bomb-apart"))[0], HookTimeoutError)
+    await nobody_left()

@@ -18,12 +18,14 @@ FAKE = """#!/bin/sh
 echo asked >> "$(dirname "$0")/questions"
 case "$2" in
   *importlib.metadata*) echo "$FAKE_VERSION" ;;
-  *) echo noise; echo 'physarum-schema:[{"flags": ["--dtype"], "number": 1, "choices": ["auto"]}]' ;;
+  *) echo noise; cat "$(dirname "$0")/told" ;;
 esac
 """
 
 
 def fake_python(tmp_path: Path) -> Path:
+    arguments = '[{"flags": ["--dtype"], "number": 1, "choices": ["auto"]}]'
+    (tmp_path / "told").write_text(f'physarum-schema:{{"arguments": {arguments}, "sampling": ["top_p"]}}\n')
     python = tmp_path / "python"
     python.write_text(FAKE)
     python.chmod(0o755)
@@ -38,6 +40,7 @@ async def test_schema_is_remembered_per_release(tmp_path: Path) -> None:
     python, cache = fake_python(tmp_path), tmp_path / "cache"
     first = await inspect_server(python, {"FAKE_VERSION": "1.0"}, cache)
     assert first.version == "1.0" and first.by_name() == {"dtype": Argument(["--dtype"], 1, ["auto"])}
+    assert first.sampling == ["top_p"]
     assert questions(tmp_path) == 2
     assert await inspect_server(python, {"FAKE_VERSION": "1.0"}, cache) == first
     assert questions(tmp_path) == 3
