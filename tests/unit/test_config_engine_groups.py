@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from physarum.actors import preflight
 from physarum.configs.checks.engines import check_groups
 from physarum.configs.loader import resolve
 
@@ -59,3 +60,15 @@ def test_what_does_not_fit_is_named(tmp_path: Path, text: str, words: str) -> No
 )
 def test_what_fits_is_not(tmp_path: Path, text: str) -> None:
     assert problems(tmp_path, text) == ""
+
+
+def test_a_router_that_is_not_installed_is_named_before_the_start(tmp_path: Path) -> None:
+    home = tmp_path / "engine"
+    (home / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    (home / "pyvenv.cfg").touch()
+    (tmp_path / "c.yaml").write_text(SFT % f"start_router: {{}}\n    python: {home}/bin/python")
+    config = resolve(tmp_path / "c.yaml")
+    (problem,) = preflight._routers(config)
+    assert "no sglang-router in" in problem.found and "pip install" in problem.remedy
+    (home / "lib" / "python3.11" / "site-packages" / "sglang_router").mkdir()
+    assert list(preflight._routers(config)) == []
