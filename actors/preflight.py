@@ -6,6 +6,7 @@ Invariant: as `physarum.configs.checks`: no process is started, and every proble
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, fitting
 
 def check(config: RootConfig) -> list[Problem]:
     """Every problem of a run about to start on this host, errors first."""
-    known = (_quantisation, _mirror, _transports, _carrier, _libraries, _sandbox)
+    known = (_quantisation, _mirror, _transports, _carrier, _libraries, _sandbox, _routers)
     problems = [*check_config(config), *(problem for one in known for problem in one(config))]
     return sorted(problems, key=lambda problem: problem.severity)
 
@@ -124,6 +125,20 @@ def _sandbox(config: RootConfig) -> Iterator[Problem]:
             named: KeyPath = ("reward", "type") if key == ("reward", "args") else key
             where, found = config.origins.where(named), f"no {', '.join(missing)}"
             yield Problem(Severity.ERROR, where, found, "the programs of the sandbox", SANDBOX_REMEDY)
+
+
+def _routers(config: RootConfig) -> Iterator[Problem]:
+    """sglang-router is installed where it will be run, as far as an environment's folder tells."""
+    for name, group in config.engines.items():
+        home = engine_python(group).parent.parent
+        if group.start_router is None or not (home / "pyvenv.cfg").is_file():
+            continue
+        named = [Path(entry) for entry in group.env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        if any((folder / "sglang_router").is_dir() for folder in (*home.glob("lib/python*/site-packages"), *named)):
+            continue
+        where, shown = config.origins.where(("engines", name, "start_router")), display_path(home)
+        remedy = f'{shown}/bin/pip install "sglang-router>=0.3.2,<0.4", or remove the key'
+        yield Problem(Severity.ERROR, where, f"no sglang-router in {shown}", "it in the engine's environment", remedy)
 
 
 def _loaded_once(plan: Quantisation, folder: Path) -> list[str]:

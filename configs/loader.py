@@ -25,8 +25,8 @@ from physarum.configs.problems import schema_problems
 from physarum.configs.root import RootConfig
 from physarum.configs.secrets import is_secret_key
 from physarum.configs.semantic import semantic_problems
-from physarum.configs.slime_engines import translated as with_slime_engines
 from physarum.configs.slime_eval import translated as with_slime_eval
+from physarum.configs.slime_layer import translated as with_slime_engines
 from physarum.configs.yaml_file import Layer, read_yaml, write_yaml
 
 _OPEN_SECTIONS = ("args", "extra", "megatron", "sglang")

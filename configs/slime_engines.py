@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import JsonValue
 
 from physarum.configs.errors import ConfigError, Problem, Severity
-from physarum.configs.origin import KeyPath, Origin, Origins, dotted
+from physarum.configs.origin import KeyPath, Origins, dotted
 from physarum.configs.servers import PAIRED
 from physarum.configs.slime_flags import SlimeFlags
 from physarum.configs.suggest import nearest
@@ -46,9 +46,15 @@ _OWN: Final = {
 }
 
 
-def import_engines(layer: Layer, flags: SlimeFlags) -> dict[str, JsonValue]:
-    """`{engines: ...}`, and `rollout:` where a flag is of requests. An empty layer stands for a command line without a file.
-    Raises ConfigError with every problem."""
+class Imported(NamedTuple):
+    """`{engines: ...}`, and `rollout:` where a flag is of requests; and the flags that have no place there."""
+
+    values: dict[str, JsonValue]
+    left_out: tuple[str, ...]
+
+
+def import_engines(layer: Layer, flags: SlimeFlags) -> Imported:
+    """An empty layer stands for a command line without a file. Raises ConfigError with every problem."""
     reading = _Reading(Origins(layer.origins), flags)
     engines = reading.external() if flags.external else reading.models(_models(layer, flags, reading))
     if flags.external and layer.values:
@@ -58,29 +64,7 @@ def import_engines(layer: Layer, flags: SlimeFlags) -> dict[str, JsonValue]:
     found: dict[str, JsonValue] = {"engines": engines}
     if flags.request_timeout_s is not None:
         found["rollout"] = {"request_timeout_s": float(flags.request_timeout_s)}
-    return found
-
-
-def translated(layer: Layer) -> Layer:
-    """The layer with slime's models as `engines`; itself where it has no list `sglang`. Raises ConfigError."""
-    if not isinstance(layer.values.get(KEY), list):
-        return layer
-    told = Layer({KEY: layer.values[KEY]}, layer.origins)
-    engines = import_engines(told, SlimeFlags())["engines"]
-    places = {key: origin for key, origin in layer.origins.items() if key[:1] != (KEY,)}
-    below = layer.values.get("engines")
-    values = {name: value for name, value in layer.values.items() if name != KEY}
-    values["engines"] = {**(below if isinstance(below, dict) else {}), **(engines if isinstance(engines, dict) else {})}
-    _note(places, ("engines",), values["engines"], layer.origins[KEY,])
-    return Layer(values, places)
-
-
-def _note(places: dict[KeyPath, Origin], key: KeyPath, value: JsonValue, origin: Origin) -> None:
-    """What came of the list was written where it begins."""
-    places.setdefault(key, origin)
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, item in items:
-        _note(places, (*key, name), item, origin)
+    return Imported(found, (*flags.left_out, *reading.routers_left_out()))
 
 
 def _models(layer: Layer, flags: SlimeFlags, reading: _Reading) -> list[Any]:
@@ -105,6 +89,7 @@ class _Reading:
     def __init__(self, origins: Origins, flags: SlimeFlags) -> None:
         self._origins, self._flags = origins, flags
         self.problems: list[Problem] = []
+        self._router_placed = False
 
     def refuse(self, key: KeyPath, found: str, expected: str, remedy: str) -> None:
         where = self._origins.where(key) if self._origins.find(key) is not None else dotted(key)
@@ -121,7 +106,7 @@ class _Reading:
         for name in self._flags.sglang:
             remedy = "start the servers with it yourself, and leave it out"
             self.refuse((f"--sglang-{name}",), f"`--sglang-{name}` for engines that run", "servers to start", remedy)
-        return {"policy": {"url": list(urls), **self._beside(first=True)}}
+        return {"policy": {"url": list(urls), **self._beside(through=True)}}
 
     def groups_of_flags(self) -> list[dict[str, JsonValue]]:
         """As slime's `--prefill-num-servers`, or equal engines on `--rollout-num-gpus`."""
@@ -152,7 +137,8 @@ class _Reading:
             updated += [name] if follows else []
             own = {} if follows else {"model": model.get("model_path") or self._flags.checkpoint}
             parts, gpus = self._parts(key, model, follows)
-            engines[name] = {**own, **self._shape(parts), **self._beside(first=index == 0)}
+            asked_alone = follows and not any(part["role"] in PAIRED for part in parts)
+            engines[name] = {**own, **self._shape(parts), **self._beside(through=index == 0 and asked_alone)}
             asked += gpus
         if len(updated) > 1:
             self.refuse(
@@ -277,17 +263,28 @@ class _Reading:
         arguments = {**common, **(own if isinstance(own, dict) else {})}
         return {**alone, **({"sglang": arguments} if arguments else {})}
 
-    def _beside(self, first: bool) -> dict[str, JsonValue]:
-        """Limits and routers. slime's router address is that of the first model."""
+    def _beside(self, through: bool) -> dict[str, JsonValue]:
+        """Limits and routers. slime's router address is that of the first model; `through`: it may have one here, where pairs
+        are chosen by rollout actors and frozen models are asked directly."""
         flags, found = self._flags, dict[str, JsonValue]()
         if flags.requests is not None:
             found["concurrency"] = {"ceiling": flags.requests, "floor": min(4, flags.requests)}
-        if flags.router_ip is not None and first:
+        if not through:
+            return found
+        if flags.router_ip is not None:
             host = f"[{flags.router_ip}]" if ":" in flags.router_ip else flags.router_ip
             found["router"] = f"http://{host}:{flags.router_port or 30000}"
-        elif flags.router and first:
+        elif flags.router:
             found["start_router"] = dict(flags.router)
+        self._router_placed = True
         return found
+
+    def routers_left_out(self) -> list[str]:
+        """Flags of a router that no group may have."""
+        if self._router_placed:
+            return []
+        named = ["--sglang-router-ip"] if self._flags.router_ip is not None else []
+        return named + [f"--router-{name}" for name in self._flags.router]
 
 
 def _is_count(value: Any) -> bool:

@@ -41,14 +41,14 @@ def import_slime(
     """
     with exits.reported(verbose):
         layer, read = _read(file, flags or [])
-        found = import_engines(layer, read)
+        found, left_out = import_engines(layer, read)
         _check(found)
         if as_json:
-            print_json({**found, "left_out": list(read.left_out)})
+            print_json({**found, "left_out": list(left_out)})
             return
         typer.echo(write_yaml(dict(found)), nl=False)
-        if read.left_out:
-            typer.echo(f"not of engines, and left out: {' '.join(read.left_out)}", err=True)
+        if left_out:
+            typer.echo(f"without a place in engines, and left out: {' '.join(left_out)}", err=True)
 
 
 def _read(file: Path, flags: list[str]) -> tuple[Layer, SlimeFlags]:

@@ -115,8 +115,11 @@ class KnownEngine:
             ticket.breaker.given_up()
 
     def failed(self, ticket: Ticket, error: Exception, now: float) -> None:
-        """A failure that says nothing of the connection means other weights than announced: its next word is waited for."""
+        """A failure that says nothing of the connection means other weights than announced: its next word is waited for. One
+        that has said it takes no requests gives back what it has: SGLang answers 500 to what it aborts while KV travels."""
         fault = fault_of(error)
+        if fault == "server" and self.beat.state != READY:
+            return
         if fault is None:
             self.moved()
         else:

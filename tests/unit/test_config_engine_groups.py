@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from physarum.actors import preflight
 from physarum.configs.checks.engines import check_groups
 from physarum.configs.loader import resolve
 
@@ -67,3 +68,15 @@ def test_a_pair_cannot_report_what_engines_choose(tmp_path: Path) -> None:
     config.trainer.algorithm.replay.__dict__["nucleus"] = True  # whatever else such a run needs
     (found,) = map(str, check_groups(config))
     assert "replay.nucleus: false" in found
+
+
+def test_a_router_that_is_not_installed_is_named_before_the_start(tmp_path: Path) -> None:
+    home = tmp_path / "engine"
+    (home / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    (home / "pyvenv.cfg").touch()
+    (tmp_path / "c.yaml").write_text(SFT % f"start_router: {{}}\n    python: {home}/bin/python")
+    config = resolve(tmp_path / "c.yaml")
+    (problem,) = preflight._routers(config)
+    assert "no sglang-router in" in problem.found and "pip install" in problem.remedy
+    (home / "lib" / "python3.11" / "site-packages" / "sglang_router").mkdir()
+    assert list(preflight._routers(config)) == []

@@ -31,7 +31,7 @@ sglang:
 
 def imported(folder: Path, text: str, *flags: str) -> dict[str, Any]:
     (folder / "s.yaml").write_text(text)
-    found: dict[str, Any] = import_engines(read_yaml(folder / "s.yaml"), parse_flags(flags))
+    found: dict[str, Any] = import_engines(read_yaml(folder / "s.yaml"), parse_flags(flags)).values
     return found
 
 
@@ -135,20 +135,22 @@ ray job submit --address="http://127.0.0.1:8265" -- python3 train.py \\
 
 def test_flags_are_found_in_the_script_that_holds_them() -> None:
     read = parse_flags(words_of_script(SCRIPT, "run.sh"))
-    found: dict[str, Any] = import_engines(Layer(), read)
-    group = found["engines"]["policy"]
+    found, left_out = import_engines(Layer(), read)
+    group: Any = found["engines"]["policy"]  # type: ignore[index, call-overload]
     assert group["sglang"] == {"cuda-graph-bs": [1, 2, 4], "enable-dp-attention": True, "chunked-prefill-size": -1}
     assert [(part["role"], part["count"], part["gpus"]) for part in group["servers"]] == [
         ("prefill", 2, 4),
         ("decode", 6, 12),
     ]
-    assert group["start_router"] == {"policy": "cache_aware"}
-    assert read.left_out == ("--address", "--actor-num-nodes")
+    assert left_out == ("--address", "--actor-num-nodes", "--router-policy"), "pairs are not chosen by a router here"
+    alone = import_engines(Layer(), parse_flags(["--rollout-num-gpus", "2", "--router-policy", "random"]))
+    assert alone.values["engines"]["policy"]["start_router"] == {"policy": "random"}  # type: ignore[index, call-overload]
+    assert alone.left_out == ()
 
 
 def test_engines_that_run_elsewhere_are_attached() -> None:
     words = "--rollout-external-engine-addrs h1:1 http://h2:2 --sglang-router-ip ::1 --sglang-router-request-timeout-secs 60"
-    found: dict[str, Any] = import_engines(Layer(), parse_flags(words.split()))
+    found: dict[str, Any] = import_engines(Layer(), parse_flags(words.split())).values
     assert found["engines"]["policy"] == {"url": ["http://h1:1", "http://h2:2"], "router": "http://[::1]:30000"}
     assert found["rollout"] == {"request_timeout_s": 60.0}
     with pytest.raises(ConfigError, match="start the servers with it yourself"):

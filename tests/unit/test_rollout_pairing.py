@@ -124,6 +124,19 @@ async def test_a_decode_server_that_hands_over_leaves_the_other_its_pairs() -> N
         await fleet.pick(deadline_s=0.02)
 
 
+async def test_what_is_aborted_on_its_way_while_a_half_hands_over_is_no_fault_of_it() -> None:
+    """SGLang answers HTTP 500 there; three of them would keep the server out of traffic when it is back."""
+    fleet = Pairs()
+    fleet.has("p-0", "d-0")
+    refs = [await fleet.pick() for _ in range(4)]
+    fleet.has("d-0", state="handing over")
+    for ref in refs:
+        fleet.router.failed(ref, EngineFailedError(ref.url, 500, "Aborted by AbortReq."))
+        fleet.router.release(ref)
+    fleet.has("d-0")
+    assert (await fleet.pick(deadline_s=0.2)).instance == "d-0"
+
+
 async def test_encoders_are_never_asked() -> None:
     fleet = Pairs()
     fleet.says("e-0", role="encoder")
