@@ -47,12 +47,15 @@ class ClaimBook:
         self._changed = asyncio.Event()
 
     def add(self, acks: Iterable[str]) -> None:
-        self._acks.update(acks)
-        self._changed.set()
+        new = set(acks) - self._acks  # nothing, where a queue was empty: a thousand idle workers write nothing
+        if new:
+            self._acks |= new
+            self._changed.set()
 
     def discard(self, ack: str) -> None:
-        self._acks.discard(ack)
-        self._changed.set()
+        if ack in self._acks:
+            self._acks.discard(ack)
+            self._changed.set()
 
     async def keep(self) -> None:
         """Writes the claims whenever they changed, for ever."""

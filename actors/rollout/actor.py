@@ -39,6 +39,7 @@ from physarum.actors.wire import publish_execution, publish_partial, read_task
 from physarum.agents.client import EngineClient
 from physarum.agents.environments.pool import EnvironmentPool
 from physarum.agents.errors import AgentError, EngineRefusedError, TaskError
+from physarum.agents.fleet.fair import announced
 from physarum.agents.protocols import Client
 from physarum.bus.codec import decode
 from physarum.bus.errors import BlobRefusedError, BlobUnreachableError, BusError, CodecError, RecordError
@@ -53,8 +54,6 @@ _log = logging.getLogger(__name__)
 _REPORT_S: Final = 1.0
 _HAND_OVER_S: Final = 10.0
 """For storing what a drained episode generated; the supervisor kills an actor that drains much longer."""
-
-_NO_NEWS: Final = 1 / 8
 
 _BAD_REQUEST: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 """What an engine says of the request itself. Other statuses may say something of the server."""
@@ -129,11 +128,9 @@ class RolloutActor(Actor):
             await self._emit_report(client)
 
     def _ask_for(self, demand: int) -> None:
-        """Tells the others what this worker asks of the engines: at once where it is another magnitude, since shares follow it;
-        a little less than was told is no news, since all others would hear of it."""
+        """Tells the others what this worker asks of the engines, at once where it is another magnitude: shares follow it."""
         before = self.facts.get("demand", 0)
-        if demand > before or demand < before * (1 - _NO_NEWS):
-            self.facts = {**self.facts, "demand": demand}
+        self.facts = {**self.facts, "demand": announced(before, demand)}
         if not before / 2 <= demand <= before * 2:
             self.announce()
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping
+from typing import Final
+
+_NEWS: Final = 7 / 8
 
 
 def allotments(demands: Mapping[str, int], capacity: int) -> dict[str, float]:
@@ -26,6 +29,12 @@ def allotments(demands: Mapping[str, int], capacity: int) -> dict[str, float]:
         granted[name] = float(demands[name])
         left -= demands[name]
     return {name: value + left / len(granted) for name, value in granted.items()}
+
+
+def announced(before: int, demand: int) -> int:
+    """What a process says that it asks for, having said `before`: at least what it asks for, at most 8/7 of it. A little less
+    than was said is no news: everybody would hear of it."""
+    return demand if demand > before or demand < before * _NEWS else before
 
 
 def shares(demands: Mapping[str, int], limits: Mapping[str, int], mine: str) -> dict[str, int]:

@@ -28,6 +28,7 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 
 from physarum.actors.context import Context, Identity
 from physarum.actors.janitor.actor import JanitorActor
@@ -195,11 +196,11 @@ class _Measurement:
             gc.freeze()  # a thousand connections are not looked through again and again
             await asyncio.sleep(_SETTLED_S)
             self._lags.clear()
-            quiet = await self._server(asyncio.sleep(_SETTLED_S))
-            idle = await self._server(self._trickle())
+            quiet, _ = await self._cores(asyncio.sleep(_SETTLED_S))
+            idle, _ = await self._cores(self._trickle())
             assigned = self._take()
             flooded = time.perf_counter()
-            saturated = await self._server(self._flood())
+            saturated, own = await self._cores(self._flood())
             ended = time.perf_counter()
             await self._until_left(0)
             full = self._take()
@@ -222,6 +223,7 @@ class _Measurement:
             "server_cores_quiet": quiet,
             "server_cores_idle": idle,
             "server_cores_saturated": saturated,
+            "own_cores_saturated": own,
             "router_notify_p99_ms": _ms(routed, 0.99),
             "loop_lag_p99_ms": _ms(self._lags, 0.99),
             "messages_left": (await log.state(self._stage.bus, "tasks")).messages,
@@ -285,11 +287,14 @@ class _Measurement:
             await asyncio.sleep(0.05)
             self._lags.append(time.perf_counter() - due)
 
-    async def _server(self, work: Any) -> float:
-        """Cores that the server took while `work` went on."""
-        began, before = time.perf_counter(), sum(self._stage.server.cpu_times()[:2])
+    async def _cores(self, work: Any) -> tuple[float, float]:
+        """Cores that the server and this process took while `work` went on."""
+        both = (self._stage.server, psutil.Process())
+        began, before = time.perf_counter(), [sum(one.cpu_times()[:2]) for one in both]
         await work
-        return round((sum(self._stage.server.cpu_times()[:2]) - before) / (time.perf_counter() - began), 3)
+        seconds = time.perf_counter() - began
+        server, own = (sum(one.cpu_times()[:2]) - old for one, old in zip(both, before, strict=True))
+        return round(server / seconds, 3), round(own / seconds, 3)
 
     async def _trickle(self) -> None:
         rng, loop = random.Random(1), asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from test_fault_rollout import actor, issue
 
 from physarum.actors.rollout.tasks import TaskQueue
+from physarum.bus import log
 from physarum.bus.connection import Bus
 from physarum.bus.names import TASK_CLASSES
 from physarum.bus.publisher import Publisher
@@ -33,16 +34,21 @@ async def test_an_idle_worker_asks_once_for_each_class_and_waiting_time(
 
     await bus.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{bus.run}_TASKS.*", count)
     folder = prepare(tmp_path, bus.run, f"bus.fetch_timeout_s={WAIT_S}")
-    queue, draining = TaskQueue(context(folder, bus, publisher, "rollout"), slots=4), asyncio.Event()
+    surroundings = context(folder, bus, publisher, "rollout")
+    queue, draining = TaskQueue(surroundings, slots=4), asyncio.Event()
+    await surroundings.heartbeat_publisher.start()
+    keeping = asyncio.create_task(surroundings.claims.keep())
     async with queue.open():
         waiting = asyncio.create_task(queue.next(draining))
         await asyncio.sleep(PERIODS * WAIT_S)
         before = asked.copy()
+        assert (await log.state(bus, "claims")).last == 0, "who holds nothing writes no claims"
         await issue(actor(tmp_path, bus, publisher), ["good"])
         async with asyncio.timeout(DEADLINE_S):
             delivery = await waiting
         assert delivery is not None
         await delivery.ack()
+    keeping.cancel()
     assert before.keys() == {f"tasks_{name}" for name in TASK_CLASSES}
     # One to look, then waiting ones, each half as long as configured at least.
     assert all(1 < number <= 2 + 2 * PERIODS for number in before.values()), before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physarum.agents.fleet.fair import allotments, shares
+from physarum.agents.fleet.fair import allotments, announced, shares
 
 names = st.sampled_from([f"rollout-{index}" for index in range(8)])
 demands = st.dictionaries(names, st.integers(0, 300), min_size=1)
@@ -54,3 +54,15 @@ def test_a_worker_alone_may_have_everything() -> None:
 def test_idle_workers_leave_their_places_to_busy_ones() -> None:
     wants = {"busy": 1000, "idle": 2}
     assert shares(wants, {"x": 50, "y": 50}, "busy") == {"x": 49, "y": 49}
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 10_000), max_size=20))
+def test_what_is_announced_is_enough_and_little_more(first: int, later: list[int]) -> None:
+    said = announced(0, first)
+    for demand in later:
+        said = announced(said, demand)
+        assert demand <= said <= demand * 8 / 7
+
+
+def test_a_little_less_is_no_news() -> None:
+    assert [announced(64, demand) for demand in (64, 60, 56, 55, 65)] == [64, 64, 64, 55, 65]
