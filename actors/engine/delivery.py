@@ -34,7 +34,12 @@ async def transport_for(
     The agent is there when it returns: versions do not wait for its imports. Raises DeviceError, TransportUnfitError.
     """
     can = await control.capabilities()
-    found = replace(surroundings(settings), own_draft=can.own_draft, chooses_models=can.update_sessions)
+    found = replace(
+        surroundings(settings),
+        own_draft=can.own_draft,
+        chooses_models=can.update_sessions,
+        replicated=can.replicated,
+    )
     kind = fitting(settings.transport, found)
     agent = DeviceAgent(python, engine_environment(found.device, settings.env), log_file, settings.update_timeout_s)
     if kind.by_agent:

@@ -56,6 +56,7 @@ def test_what_is_configured_is_what_it_gets() -> None:
         ("auto", with_package("", waits_for_weights=True), "pip install --group engine-checkpoint"),
         ("disk", dataclasses.replace(CARD, own_draft=True), "drafts with a model of its own .*; set engines"),
         ("checkpoint_engine", with_package("0.4.2", own_draft=True), "SGLang would load versions into that too"),
+        ("checkpoint_engine", with_package("0.4.2", replicated=True), "with dp-size or pp-size above 1; set another"),
         ("ipc", dataclasses.replace(CARD, own_draft=True, chooses_models=False), "use sglang >= 0.5.23"),
         ("disk", with_package("0.4.2", waits_for_weights=True), "first weights by checkpoint_engine alone"),
     ],

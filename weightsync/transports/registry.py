@@ -39,6 +39,8 @@ class Surroundings:
     """It drafts with another model than its own: versions must not be loaded into that."""
     chooses_models: bool = True
     """An update can be for its target alone."""
+    replicated: bool = False
+    """It has data-parallel replicas or pipeline stages."""
     packages: Mapping[str, str] | None = None
 
 
@@ -68,6 +70,11 @@ class Kind:
 def _no_receiver(found: Surroundings) -> str:
     if found.device != "cuda":
         return "checkpoint-engine's receiver in the engine knows CUDA only; set another engines.GROUP.transport"
+    if found.replicated:
+        return (
+            "SGLang takes no weights from checkpoint-engine with dp-size or pp-size above 1; set another"
+            " engines.GROUP.transport"
+        )
     if found.own_draft or found.packages is None:
         return _shares(found)
     installed = found.packages.get(CHECKPOINT_ENGINE, "")
