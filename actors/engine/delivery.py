@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import socket
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import detect_device, engine_environment
@@ -21,9 +25,17 @@ def surroundings(settings: EngineConfig) -> Surroundings:
     return Surroundings(
         device=detect_device(),
         started_here=settings.url is None,
+        on_this_host=all(_is_local(str(url)) for url in settings.url or ()),
         waits_for_weights=settings.waits_for_weights,
         own_draft=settings.sglang.get(DRAFT_MODEL) is not None,
     )
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host in ("localhost", socket.gethostname(), socket.getfqdn())
 
 
 async def transport_for(

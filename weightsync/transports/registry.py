@@ -39,6 +39,7 @@ class Surroundings:
     """It drafts with another model than its own: versions must not be loaded into that."""
     chooses_models: bool = True
     """An update can be for its target alone."""
+    on_this_host: bool = True
     replicated: bool = False
     """It has data-parallel replicas or pipeline stages."""
     packages: Mapping[str, str] | None = None
@@ -70,6 +71,8 @@ class Kind:
 def _no_receiver(found: Surroundings) -> str:
     if found.device != "cuda":
         return "checkpoint-engine's receiver in the engine knows CUDA only; set another engines.GROUP.transport"
+    if not found.on_this_host:  # its receiver would wait at an address that is not there, for ever
+        return "the engine is on another host, and takes memory of its own alone; set engines.GROUP.transport to disk"
     if found.replicated:
         return (
             "SGLang takes no weights from checkpoint-engine with dp-size or pp-size above 1; set another"
