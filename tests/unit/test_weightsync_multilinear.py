@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from multilinear_reference import digest
 
 from physarum.weightsync.device.multilinear import ROW_BYTES, digests
-from physarum.weightsync.transports.ipc import ALIGNED
+from physarum.weightsync.transports.staged import ALIGNED
 
 
 def on_the_device(parts: list[bytes]) -> list[str]:
