@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Final
 
 from physarum.weightsync.area import Filling, SharedArea
-from physarum.weightsync.carriers.carrier import Carrier, Place
+from physarum.weightsync.carriers.carrier import Carrier
 from physarum.weightsync.carriers.reading import CarriedReader
 from physarum.weightsync.carriers.ticket import chunk_offsets
 from physarum.weightsync.chunk_reader import ChunkReader, Reader
@@ -96,15 +97,23 @@ class Fetch:
         """Threads share one iterator, so as many chunks are under way as there are threads. The first failure ends all."""
         memory = await in_thread(self._memory, filling)
         self._holdings.begin(self._manifest, filling.descriptor)
-        holders = await _holders(sources, peers)
-        carried, place = await self._carried(holders, memory)
         base, known = await in_thread(self._open_base)
         before = _before(self._manifest, self._base) if base is not None and self._base is not None else {}
         work = FillWork(filling, memory, self._places, base, known, before, self._holdings.add)
-        threads = [ChunkThread(work, _readers(holders, carried), self._pace) for _ in range(self._concurrency)]
+        try:
+            holders = await _holders(sources, peers)
+            async with self._carried(holders, memory) as carried:
+                await self._run(work, [_readers(holders, carried) for _ in range(self._concurrency)])
+        finally:
+            if base is not None:
+                base.close()
+
+    async def _run(self, work: FillWork, readers: Sequence[Sequence[Reader]]) -> None:
+        """A thread for each set of readers."""
+        threads = [ChunkThread(work, own, self._pace) for own in readers]
         queue = ChunkQueue(self._manifest.sizes())
         # Threads of their own: they wait for others, and must not keep this process's from its work.
-        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="fetch")
+        pool = ThreadPoolExecutor(len(threads), thread_name_prefix="fetch")
         try:
             await asyncio.gather(*(asyncio.wrap_future(pool.submit(thread.run, queue)) for thread in threads))
         finally:
@@ -116,34 +125,41 @@ class Fetch:
                 self.fetched += thread.fetched
                 self.reused += thread.reused
                 self.altered += thread.altered
-            if base is not None:
-                base.close()
-            if self._carrier is not None and place is not None:
-                await in_thread(self._carrier.unregister, place)
 
+    @asynccontextmanager
     async def _carried(
         self, holders: Sequence[CheckpointClient], memory: memoryview
-    ) -> tuple[dict[str, CarriedReader], Place | None]:
-        """What reads out of the memory of those holders that issue tickets, by their address; and the memory that is filled, as
-        it is registered for that."""
+    ) -> AsyncIterator[dict[str, CarriedReader]]:
+        """What reads out of the memory of those holders that issue tickets, by their address; until its end the memory that is
+        filled is registered for that."""
+        carrier, usable = self._carrier, await self._tickets(holders)
+        if carrier is None or not usable:
+            yield {}
+            return
+        try:
+            place = await in_thread(carrier.register, memory)
+        except CarrierError as error:
+            _log.warning("%s is fetched by HTTP: %s", self._manifest.label, error)
+            yield {}
+            return
+        try:
+            yield usable
+        finally:
+            await in_thread(carrier.unregister, place)
+
+    async def _tickets(self, holders: Sequence[CheckpointClient]) -> dict[str, CarriedReader]:
         carrier = self._carrier
         if carrier is None:
-            return {}, None
+            return {}
         tickets = await asyncio.gather(*(holder.ticket(self._manifest.label) for holder in holders))
-        usable = {
+        found = [(holder, one) for holder, one in zip(holders, tickets, strict=True) if one is not None]
+        return {
             holder.url: CarriedReader(
                 holder.url, carrier, one, chunk_offsets(self._manifest, one.offsets), holder.timeout_s
             )
-            for holder, one in zip(holders, tickets, strict=True)
-            if one is not None and one.carrier == carrier.name
+            for holder, one in found
+            if one.carrier == carrier.name
         }
-        if not usable:
-            return {}, None
-        try:
-            return usable, await in_thread(carrier.register, memory)
-        except CarrierError as error:
-            _log.warning("%s is fetched by HTTP: %s", self._manifest.label, error)
-            return {}, None
 
     def _memory(self, filling: Filling) -> memoryview:
         """All of the file, to be written in place."""

@@ -57,6 +57,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether weights that come as tensors need a session round them."""
     ranks: int
     """Tensor-parallel ranks, each of which gets its own payload."""
+    replicated: bool = False
+    """It has data-parallel replicas or pipeline stages."""
     own_draft: bool = False
     """It drafts with another model than its own."""
     longest_tokens: int | None = None
@@ -142,6 +144,7 @@ class EngineControl:
                 radix_cache=not info.get("disable_radix_cache", False),
                 update_sessions="/begin_weight_update" in _paths(described),
                 ranks=int(info.get("tp_size", 1)),
+                replicated=max(int(info.get(name) or 1) for name in ("dp_size", "pp_size")) > 1,
                 own_draft=info.get("speculative_draft_model_path")
                 not in (None, info.get("model_path"), info.get("tokenizer_path")),  # the first changes with an update
                 longest_tokens=info.get("context_length") or info.get("max_req_input_len"),

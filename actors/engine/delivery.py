@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import socket
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import detect_device, engine_environment
@@ -21,10 +25,22 @@ def surroundings(settings: EngineConfig) -> Surroundings:
     return Surroundings(
         device=detect_device(),
         started_here=settings.url is None,
-        several_hosts=any(part.nodes > 1 for part in settings.parts),
+        on_this_host=_on_this_host(settings),
         waits_for_weights=settings.waits_for_weights,
         own_draft=settings.sglang.get(DRAFT_MODEL) is not None,
     )
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host in ("localhost", socket.gethostname(), socket.getfqdn())
+
+
+def _on_this_host(settings: EngineConfig) -> bool:
+    """All of its ranks: their devices are the agent's."""
+    return all(_is_local(str(url)) for url in settings.url or ()) and all(part.nodes == 1 for part in settings.parts)
 
 
 async def transport_for(
@@ -35,7 +51,12 @@ async def transport_for(
     The agent is there when it returns: versions do not wait for its imports. Raises DeviceError, TransportUnfitError.
     """
     can = await control.capabilities()
-    found = replace(surroundings(settings), own_draft=can.own_draft, chooses_models=can.update_sessions)
+    found = replace(
+        surroundings(settings),
+        own_draft=can.own_draft,
+        chooses_models=can.update_sessions,
+        replicated=can.replicated,
+    )
     kind = fitting(settings.transport, found)
     agent = DeviceAgent(python, engine_environment(found.device, settings.env), log_file, settings.update_timeout_s)
     if kind.by_agent:

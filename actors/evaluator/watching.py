@@ -48,7 +48,7 @@ class Watch:
         """Where engines are kept for evaluations: they are to serve this version, and stay there."""
         if self._group is None:
             return
-        version = Version.parse(label)
+        version, newest = Version.parse(label), await self.first_head()
         head = Head(
             label=label,
             epoch=version.epoch,
@@ -56,6 +56,7 @@ class Watch:
             manifest="",
             total_bytes=0,
             published_at=time.time(),
+            withdrawn=newest.withdrawn,
         )
         await self._heads.put(head, states.EVAL_HEAD, self._model, deadline_s=None)
 

@@ -152,7 +152,7 @@ def test_typed_extra_reads_user_keys_with_the_hooks_schema(recipe: Path) -> None
 
 
 def test_an_override_lies_over_the_files(recipe: Path) -> None:
-    config = resolve(recipe, [Override(("trainer", "lr"), 0.5), Override(("engines", "*", "sglang", "tp-size"), 2)])
+    config = resolve(recipe, [Override(("trainer", "lr"), 0.5), Override(("engines", "*", "sglang", "page-size"), 16)])
     assert config.trainer.lr == 0.5
-    assert config.engines["policy"].sglang == {"mem-fraction-static": 0.3, "tp-size": 2}
+    assert config.engines["policy"].sglang == {"mem-fraction-static": 0.3, "page-size": 16}
     assert config.origins.where(("trainer", "lr")) == "command line: trainer.lr"

@@ -12,6 +12,7 @@ from actor_fixture import BASE
 from physarum.actors import preflight
 from physarum.actors.engine import delivery
 from physarum.actors.engine.environment import installed_in
+from physarum.configs.engine import EngineConfig
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line
@@ -56,6 +57,8 @@ def test_what_is_configured_is_what_it_gets() -> None:
         ("auto", with_package("", waits_for_weights=True), "pip install --group engine-checkpoint"),
         ("disk", dataclasses.replace(CARD, own_draft=True), "drafts with a model of its own .*; set engines"),
         ("checkpoint_engine", with_package("0.4.2", own_draft=True), "SGLang would load versions into that too"),
+        ("checkpoint_engine", with_package("0.4.2", on_this_host=False), "is on another host"),
+        ("checkpoint_engine", with_package("0.4.2", replicated=True), "with dp-size or pp-size above 1; set another"),
         ("ipc", dataclasses.replace(CARD, own_draft=True, chooses_models=False), "use sglang >= 0.5.23"),
         ("disk", with_package("0.4.2", waits_for_weights=True), "first weights by checkpoint_engine alone"),
     ],
@@ -66,6 +69,19 @@ def test_what_is_lacking_is_named_with_its_remedy(configured: str, found: Surrou
         return
     with pytest.raises(TransportUnfitError, match=words):
         fitting(configured, found)
+
+
+@pytest.mark.parametrize(
+    ("urls", "local"),
+    [
+        (["http://127.0.0.1:1", "http://localhost:2", "http://[::1]:3"], True),
+        (["http://127.0.0.1:1", "http://10.0.0.7:1"], False),
+        (["http://elsewhere:1"], False),
+        (None, True),
+    ],
+)
+def test_an_engine_at_an_address_of_this_host_is_on_it(urls: list[str] | None, local: bool) -> None:
+    assert delivery.surroundings(EngineConfig.model_validate({"url": urls})).on_this_host is local
 
 
 def environment(folder: Path, *packages: str) -> Path:

@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 _MEMORY: Final = "DRAM"
 _SHORTEST_S: Final = 0.0001
 _LONGEST_S: Final = 0.005
+_REMEMBERED: Final = 64
+"""Metadata of others, which change with each version that they hold."""
 
 
 class NixlCarrier:
@@ -96,6 +98,8 @@ class NixlCarrier:
     def _begin(self, place: Place, offset: int, target: memoryview) -> Any:
         if place.reach not in self._peers:
             self._peers[place.reach] = self._agent.add_remote_agent(base64.b64decode(place.reach))
+            for oldest in list(self._peers)[:-_REMEMBERED]:
+                del self._peers[oldest]
         here = self._agent.get_xfer_descs([(address_of(target), target.nbytes, 0)], _MEMORY)
         there = self._agent.get_xfer_descs([(place.at(offset, target.nbytes), target.nbytes, 0)], _MEMORY)
         return self._agent.initialize_xfer("READ", here, there, self._peers[place.reach], b"")

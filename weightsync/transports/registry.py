@@ -35,12 +35,14 @@ class Surroundings:
     started_here: bool
     waits_for_weights: bool
     """It serves nothing before it got weights by /update_weights_from_ipc."""
-    several_hosts: bool = False
-    """Its ranks are on more hosts than the agent's."""
     own_draft: bool = False
     """It drafts with another model than its own: versions must not be loaded into that."""
     chooses_models: bool = True
     """An update can be for its target alone."""
+    on_this_host: bool = True
+    """All of its ranks are where the agent is."""
+    replicated: bool = False
+    """It has data-parallel replicas or pipeline stages."""
     packages: Mapping[str, str] | None = None
 
 
@@ -70,6 +72,13 @@ class Kind:
 def _no_receiver(found: Surroundings) -> str:
     if found.device != "cuda":
         return "checkpoint-engine's receiver in the engine knows CUDA only; set another engines.GROUP.transport"
+    if not found.on_this_host:  # its receiver would wait at an address that is not there, for ever
+        return "the engine is on another host, and takes memory of its own alone; set engines.GROUP.transport to disk"
+    if found.replicated:
+        return (
+            "SGLang takes no weights from checkpoint-engine with dp-size or pp-size above 1; set another"
+            " engines.GROUP.transport"
+        )
     if found.own_draft or found.packages is None:
         return _shares(found)
     installed = found.packages.get(CHECKPOINT_ENGINE, "")
@@ -121,9 +130,7 @@ KINDS: Final = (
         by_agent=True,
         make=lambda parts: IpcTransport(parts.target, parts.agent, parts.ranks, parts.timeout_s),
         lacks=_no_choice,
-        suits=lambda found: (
-            (found.device == "cuda" and found.started_here and not found.several_hosts) or found.own_draft
-        ),
+        suits=lambda found: (found.device == "cuda" and found.started_here) or found.own_draft,
     ),
     Kind(
         name="nccl",
