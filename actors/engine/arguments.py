@@ -34,6 +34,8 @@ _RESERVED: Final[Mapping[str, str]] = {
     "use-ray": "physarum starts and watches the server process itself",
 }
 
+_DETERMINISTIC: Final = ("enable-deterministic-inference", "rl-on-policy-target")
+
 # Measured: without dtype a float32 checkpoint is served as float16; without max-total-tokens the KV pool takes 13.7 GB.
 # The first health probe generates a token, so the server's own warm-up adds nothing.
 _CPU_DEFAULTS: Final[Mapping[str, Any]] = {
@@ -52,12 +54,22 @@ def server_command(
 ) -> list[str]:
     """The whole command of one server. Raises EngineArgumentError naming every argument that cannot stand."""
     arguments = {**default_arguments(device, schema), **checked_arguments(user, schema)}
+    _check_device(arguments, device)
     command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--weight-version", label]
     known = schema.by_name()
     for name, value in arguments.items():
         command += _render(known[name], name, value)
     return command
+
+
+def _check_device(arguments: Mapping[str, Any], device: Device) -> None:
+    """Without CUDA the server ends while it starts: none of its attention backends there is deterministic."""
+    asked = [name for name in _DETERMINISTIC if arguments.get(name)]
+    if device == "cpu" and asked:
+        raise EngineArgumentError(
+            f"sglang argument {asked[0]} is set, and SGLang is deterministic on CUDA alone; remove it on a host without"
+        )
 
 
 def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:
