@@ -18,6 +18,8 @@ from physarum.actors.engine.schema import Argument, ServerSchema
 from physarum.configs.servers import ServerRole
 from physarum.configs.sglang_arguments import RESERVED, canonical
 
+_DETERMINISTIC: Final = ("enable-deterministic-inference", "rl-on-policy-target")
+
 # Measured: without dtype a float32 checkpoint is served as float16; without max-total-tokens the KV pool takes 13.7 GB.
 # The first health probe generates a token, so the server's own warm-up adds nothing.
 _CPU_DEFAULTS: Final[Mapping[str, Any]] = {
@@ -46,6 +48,7 @@ def server_command(
     Raises EngineArgumentError naming every argument that cannot stand.
     """
     arguments = {**default_arguments(device, schema), **checked_arguments(user, schema)}
+    _check_device(arguments, device)
     known = schema.by_name()
     if missing := [name for name in own or {} if name not in known]:
         raise EngineArgumentError(
@@ -73,6 +76,15 @@ def role_arguments(role: ServerRole, bootstrap_port: int, language_only: bool = 
             return {"encoder-only": True}
         case _:
             return {}
+
+
+def _check_device(arguments: Mapping[str, Any], device: Device) -> None:
+    """Without CUDA the server ends while it starts: none of its attention backends there is deterministic."""
+    asked = [name for name in _DETERMINISTIC if arguments.get(name)]
+    if device == "cpu" and asked:
+        raise EngineArgumentError(
+            f"sglang argument {asked[0]} is set, and SGLang is deterministic on CUDA alone; remove it on a host without"
+        )
 
 
 def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:

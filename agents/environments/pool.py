@@ -110,7 +110,8 @@ class EnvironmentPool:
         slot = asyncio.ensure_future(self._slots.acquire(self._config.wait_s))
         self._waiting.append(handed)
         try:
-            await asyncio.wait({handed, slot}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {handed, slot}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._drop(slot)
             if handed.done() and not self._kept(handed.result()):

@@ -76,7 +76,7 @@ def score_of(options: ClassifierReward, reply: Any) -> float:
             f"the classifier has {len(numbers)} outputs; expected more than output = {options.output}. Is it served with"
             " `is-embedding`, and a classifier?"
         )
-    return _activated(options.activation, [float(one) for one in numbers], options.output)
+    return _activated(options.activation, [float(one) for one in numbers if one is not None], options.output)
 
 
 def _activated(activation: str, outputs: list[float], chosen: int) -> float:

@@ -231,6 +231,40 @@ async def test_broken_lines_are_skipped_counted_and_named(
     assert f"{data}:5: `metadata` is list" in caplog.text
 
 
+async def test_rows_bring_their_own_sampling_and_those_that_cannot_be_are_broken_rows(
+    tmp_path: Path, bus: Bus, publisher: Publisher, queue: WorkQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = ('{"top_p": 0.5}', '{"topp": 0.5}', '{"temperature": 0.2}', '{"temperature": 1.0}')
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"q": "{k}", "metadata": {{"sampling": {one}}}}}\n' for k, one in enumerate(own)))
+    context = make_context(
+        tmp_path, bus, publisher, "source", f"source.data={data}", "source.hook=null", "source.epochs=1",
+        "source.columns.prompt=q", "rollout.sampling.min_p=0.1",
+    )  # fmt: skip
+    actor = SourceActor(context)
+    async with running(actor):
+        await register_until(
+            context.run_register(SourcePosition), lambda value: value.finished, states.SOURCE_POSITION, "main"
+        )
+        found = {task.prompt: (task.sampling["top_p"], task.sampling["min_p"]) for task in await take(queue, 4)}
+        assert found == {"0": (0.5, 0.1), "3": (1.0, 0.1)}
+        assert actor.numbers["broken_rows"] == 2
+    assert (
+        f"{data}:2: metadata.sampling: 'topp' is no sampling parameter of SGLang; did you mean 'top_p'" in caplog.text
+    )
+    assert "temperature is 0.2; expected 1, as rollout.sampling has it" in caplog.text
+
+
+async def test_a_sections_sampling_that_cannot_be_is_refused_at_the_start(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    context = make_context(tmp_path, bus, publisher, "source", "source.metadata={sampling: {topp: 0.5}}")
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(DEADLINE_S):
+            await SourceActor(context).run()
+    assert caught.group_contains(UnusableSourceError, match="the section's `metadata`.*did you mean 'top_p'")
+
+
 async def test_data_without_a_usable_row_is_refused_by_name(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text('{"no": 1}\n')

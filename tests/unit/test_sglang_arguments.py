@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from physarum.actors.engine.arguments import checked_arguments, default_arguments, server_command
+from physarum.actors.engine.arguments import (
+    check_sampling,
+    checked_arguments,
+    default_arguments,
+    server_command,
+)
 from physarum.actors.engine.environment import CPU_SHIM, detect_device, engine_environment
 from physarum.actors.engine.errors import EngineArgumentError
 from physarum.actors.engine.schema import Argument, ServerSchema
@@ -105,3 +110,24 @@ def test_environment_hides_our_packages_and_secrets() -> None:
 def test_hidden_devices_mean_cpu() -> None:
     assert detect_device({"CUDA_VISIBLE_DEVICES": ""}) == "cpu"
     assert detect_device({"CUDA_VISIBLE_DEVICES": "-1"}) == "cpu"
+
+
+def test_deterministic_sampling_is_refused_where_the_server_could_not_start() -> None:
+    schema = ServerSchema("0.5.23", [*NEW.arguments, Argument(["--enable-deterministic-inference"], 0)])
+    user = {"enable_deterministic_inference": True}
+    words = server_command(
+        Path("/py"), Path("/m"), 7, "p@1.0", {"enable-deterministic-inference": True}, "cuda", schema
+    )
+    assert "--enable-deterministic-inference" in words
+    with pytest.raises(
+        EngineArgumentError, match="enable-deterministic-inference is set, and SGLang is deterministic on CUDA alone"
+    ):
+        server_command(Path("/py"), Path("/m"), 7, "p@1.0", user, "cpu", schema)
+
+
+def test_sampling_parameters_of_another_release_are_refused_by_name() -> None:
+    known = ServerSchema("0.5.15.post1", [], ["temperature", "top_p"])
+    check_sampling(["temperature"], known)
+    check_sampling(["watermark"], ServerSchema("0.5.10", []))  # nobody said what it takes
+    with pytest.raises(EngineArgumentError, match=r"sglang 0.5.15.post1 has no sampling parameter watermark"):
+        check_sampling(["temperature", "watermark"], known)

@@ -130,7 +130,7 @@ KINDS: Final = (
         by_agent=True,
         make=lambda parts: IpcTransport(parts.target, parts.agent, parts.ranks, parts.timeout_s),
         lacks=_no_choice,
-        suits=lambda found: (found.device == "cuda" and found.started_here) or found.own_draft,
+        suits=lambda found: (found.device == "cuda" and found.started_here and found.on_this_host) or found.own_draft,
     ),
     Kind(
         name="nccl",
