@@ -114,7 +114,12 @@ async def nobody_left() -> None:
     ("habit", "limits", "said"),
     [
         ("fork-flood", {"total_bytes": 384 << 20}, "MiB held; expected at most reward.total_mib = 384"),
-        ("fork-bomb", {"children": 50}, "processes beside it; expected at most reward.children = 50"),
+        pytest.param(
+            "fork-bomb",
+            {"children": 50},
+            "processes beside it; expected at most reward.children = 50",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "fork-bomb-apart",
             {"children": 50},
