@@ -85,7 +85,7 @@ def test_folders_of_other_releases_and_of_transformer_engine_are_read(
         fused, alone = "mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."
         assert any(fused in leaf.key for leaf in named.values())
         named = {name: replace(leaf, key=leaf.key.replace(fused, alone)) for name, leaf in named.items()}
-        torch_dist.write(iteration, named, {"iteration": 7})
+        torch_dist.write(iteration, torch_dist.taken(named, {"iteration": 7}))
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7\n")
     found = import_megatron(tmp_path, experts_folder, tmp_path / "hf")
     assert (found.source, found.left) == (str(iteration), [])
