@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
@@ -28,6 +29,14 @@ def _spell_fields(value: Any) -> Any:
 MegatronFields = Annotated[dict[str, JsonValue], BeforeValidator(_spell_fields)]
 
 
+class OptimizerStart(Section):
+    """An optimizer to go on with, from a torch_dist folder (iter_* of Megatron-LM or slime) whose weights are the model's."""
+
+    folder: Path
+    steps: Natural | None = None
+    """That it had made; null: as the folder tells."""
+
+
 class TrainerConfig(Section):
     """Sizes of the batch and of the world, optimizer, and how often versions and checkpoints are made."""
 
@@ -52,6 +61,8 @@ class TrainerConfig(Section):
     clip_grad: Annotated[float, Field(ge=0)] = 1.0
     """Bound of the gradient's norm; 0 leaves it unbounded."""
     warmup_steps: Natural = 0
+    optimizer_start: OptimizerStart | None = None
+    """Null: a fresh one. A run that has a checkpoint goes on with that one's."""
     optimizer_resets: Annotated[tuple[Natural, ...], Field(strict=False)] = ()
     """Versions at which the optimizer forgets its moments and warms up again (stages of a curriculum); weights stay."""
     groups_per_batch: Count = 16

@@ -26,9 +26,9 @@ from physarum.actors.trainer.world_config import WorldConfig
 
 _LATEST: Final = "latest_checkpointed_iteration.txt"
 _RELEASE: Final = "release"
-_WITHOUT_STEPS: Final = (
-    "a Hugging Face folder holds weights only, and the number of steps that the moments belong to lies in a pickle, which is"
-    " not read: training begins with a fresh optimizer"
+_BESIDE: Final = (
+    "a Hugging Face folder holds weights only: a run goes on with this optimizer where trainer.optimizer_start.folder names the"
+    " folder, else with a fresh one"
 )
 _UNKNOWN: Final = "the model has no such weights"
 
@@ -101,7 +101,7 @@ def _left(source: Path, taken: set[str]) -> list[Left]:
     parts: dict[tuple[str, str], list[str]] = {}
     for key in sorted(Reader(source).shapes().keys() - taken):
         is_optimizer = "optimizer." in key
-        part = ("optimizer", _WITHOUT_STEPS) if is_optimizer else (key.split(".")[0], _UNKNOWN)
+        part = ("optimizer", _BESIDE) if is_optimizer else (key.split(".")[0], _UNKNOWN)
         parts.setdefault(part, []).append(key)
     return [Left(part=part, tensors=len(keys), first=keys[0], reason=reason) for (part, reason), keys in parts.items()]
 

@@ -130,6 +130,7 @@ class TrainerActor(Actor):
         state = await log.state(self.bus, "samples")
         durable = recovery.durable
         if durable is None:
+            await self._begin_optimizer(world)
             return Cursor(state.created), None
         await restore_missing(self.config, self.checkpoints, Named.of(durable))
         folder, meta = await asyncio.to_thread(self.checkpoints.load, durable.folder, durable.digest)
@@ -143,6 +144,18 @@ class TrainerActor(Actor):
         await self.torch.run(lambda: world.load(folder), _START_TIMEOUT_S, "loading the checkpoint")
         _log.info("resumed from %s at number %d, %d plans to replay", folder, meta.number, len(recovery.replay))
         return cursor, meta
+
+    async def _begin_optimizer(self, world: World) -> None:
+        start = self.config.trainer.optimizer_start
+        if start is None:
+            return
+        try:
+            steps = await self.torch.run(
+                lambda: world.load_optimizer(start.folder, start.steps), _START_TIMEOUT_S, "loading the optimizer"
+            )
+        except torch_errors.StateMismatch as error:
+            raise UnrecoverableError(f"trainer.optimizer_start: {error}") from error
+        _log.info("the optimizer of %s has made %d steps", start.folder, steps)
 
     async def _loop(self, stepper: Stepper, recovery: Recovery, cursor: Cursor) -> None:
         replayed = IntervalSet(sequence for plan in recovery.replay for sequence in _sequences(plan.record))

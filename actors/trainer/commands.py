@@ -59,11 +59,18 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     weights_only: bool = False
 
 
+class LoadOptimizer(msgspec.Struct, frozen=True, tag=True):
+    """The policy's optimizer from a torch_dist folder; `steps`: that it has made, where the folder does not tell."""
+
+    folder: str
+    steps: int | None
+
+
 class Close(msgspec.Struct, frozen=True, tag=True):
     """Leave the world."""
 
 
-Command = Step | Logprobs | Export | Snapshot | Save | Load | Close
+Command = Step | Logprobs | Export | Snapshot | Save | Load | LoadOptimizer | Close
 
 
 class Channel:

@@ -11,7 +11,18 @@ from pathlib import Path
 import torch.distributed as dist
 
 from physarum.actors.trainer.batch import decode_sequences
-from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Snapshot, Step
+from physarum.actors.trainer.commands import (
+    Channel,
+    Close,
+    Command,
+    Export,
+    Load,
+    LoadOptimizer,
+    Logprobs,
+    Save,
+    Snapshot,
+    Step,
+)
 from physarum.actors.trainer.errors import TrainerError, describe
 from physarum.actors.trainer.megatron import distributed
 from physarum.actors.trainer.worker import Worker
@@ -63,5 +74,7 @@ def execute(worker: Worker, command: Command) -> None:
             (worker.save_weights if weights_only else worker.begin_save)(Path(folder))
         case Load(folder, weights_only):
             (worker.load_weights if weights_only else worker.load)(Path(folder))
+        case LoadOptimizer(folder, steps):
+            worker.load_optimizer(Path(folder), steps)
         case Close():
             pass

@@ -10,15 +10,19 @@ and generators that begin at the seed.
 """
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 
 from physarum.actors.trainer.errors import StateMismatch
-from physarum.actors.trainer.holdings import Holdings
+from physarum.actors.trainer.holdings import POLICY, Holdings
 from physarum.actors.trainer.megatron import sharded_state, torch_dist
+from physarum.actors.trainer.megatron.common_state import optimizer_steps
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.model import Model
 from physarum.actors.trainer.rng_state import copied_rng, read_rng, restore_rng
@@ -79,6 +83,30 @@ def load(folder: Path, held: Holdings, parallel: Parallel) -> None:
     _take_up_rng(folder, identity, parallel)
 
 
+def load_optimizer(folder: Path, held: Holdings, steps: int | None) -> int:
+    """The policy's optimizer alone, from a folder that Megatron-core or this wrote; the steps that it had made: `steps`, or as
+    the folder tells.
+
+    Raises StateMismatch before anything is changed: other weights than the model's, no state in whole tensors, no step count.
+    """
+    counted = _counted(folder, steps)
+    learner, keys = held.learners[POLICY], torch_dist.Reader(folder).shapes().keys()
+    if sharded := [key for key in keys if key.startswith("optimizer.distributed.")]:
+        raise StateMismatch(
+            f"the optimizer in {folder} is stored as buffers of its own world ({sharded[0]}); expected whole tensors: save once"
+            " with --dist-ckpt-optim-fully-reshardable, or begin with a fresh optimizer"
+        )
+
+    def named() -> sharded_state.Named:
+        found = sharded_state.weights(learner.model.module, sharded_state.layout_of(keys))
+        return sharded_state.renamed(found, keys)
+
+    _same_weights(folder, named)
+    moments = sharded_state.with_masters_in(keys, sharded_state.moments(learner.optimizer, named(), loading=True))
+    sharded_state.restore_moments(learner.optimizer, named(), torch_dist.read(folder, moments), counted)
+    return counted
+
+
 def save_weights(folder: Path, model: Model) -> None:
     """Only a model's weights, as any user of Megatron-core reads them; collective. Raises StateNotWritten."""
     torch_dist.write(folder, torch_dist.taken(sharded_state.weights(model.module), {"checkpoint_version": 3.0}))
@@ -94,6 +122,30 @@ def load_weights(folder: Path, model: Model) -> set[str]:
     taken = torch_dist.names(named)
     sharded_state.restore_weights(sharded_state.weights(model.module), torch_dist.read(folder, named))
     return taken
+
+
+def _counted(folder: Path, steps: int | None) -> int:
+    if steps is None and (folder / f"{_COMMON}.msgpack").is_file():
+        steps = read_state(folder, _COMMON)["steps"][POLICY]
+    steps = optimizer_steps(folder) if steps is None else steps
+    if steps is None:
+        raise StateMismatch(
+            f"{folder} does not tell how many steps its optimizer has made; expected `step` in common.pt: say it with"
+            " trainer.optimizer_start.steps"
+        )
+    return steps
+
+
+def _same_weights(folder: Path, named: Callable[[], sharded_state.Named]) -> None:
+    """Moments of other weights would be taken for these ones'."""
+    aside = {name: replace(leaf, data=leaf.data.detach().clone()) for name, leaf in named().items()}
+    read = torch_dist.read(folder, aside)
+    other = [name for name, leaf in named().items() if not torch.equal(leaf.data, read[name].to(leaf.data.dtype))]
+    if other:
+        raise StateMismatch(
+            f"{len(other)} of {len(read)} weights in {folder} are not the model's, first {other[0]}; expected the same:"
+            " make the model from this folder (`actorctl checkpoints import-megatron`)"
+        )
 
 
 def _tree(held: Holdings, loading: bool) -> dict[str, Any]:

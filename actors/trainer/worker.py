@@ -198,6 +198,10 @@ class Worker:
         """This rank's part of the policy's weights; which tensors they are parts of. Raises StateMismatch."""
         return sharded_checkpoint.load_weights(folder, self.model)
 
+    def load_optimizer(self, folder: Path, steps: int | None) -> int:
+        """This rank's part of the policy's optimizer; the steps that it had made. Raises StateMismatch."""
+        return sharded_checkpoint.load_optimizer(folder, self._holdings(), steps)
+
     def _holdings(self) -> Holdings:
         learners = {POLICY: Learner(self.model, self.optimizer)}
         if self._critic is not None:

@@ -26,7 +26,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from physarum.actors.trainer.batch import Float32, StepResult, TrainSequence, encode_sequences
-from physarum.actors.trainer.commands import Channel, Close, Command, Export, Load, Logprobs, Save, Snapshot, Step
+from physarum.actors.trainer.commands import (
+    Channel,
+    Close,
+    Command,
+    Export,
+    Load,
+    LoadOptimizer,
+    Logprobs,
+    Save,
+    Snapshot,
+    Step,
+)
 from physarum.actors.trainer.draft_layers import DraftLayers
 from physarum.actors.trainer.errors import (
     BadSequence,
@@ -34,6 +45,7 @@ from physarum.actors.trainer.errors import (
     ExportInterrupted,
     RankFailed,
     SequenceTooLong,
+    StateMismatch,
     StateNotWritten,
     TrainerError,
     WorldClosed,
@@ -208,6 +220,15 @@ class World:
         taken = self._call(lambda: Load(str(folder), True), lambda: self._worker.load_weights(folder))
         self._weights_changed += 1
         return taken
+
+    def load_optimizer(self, folder: Path, steps: int | None = None) -> int:
+        """The policy's optimizer from a torch_dist folder, whoever wrote it; the steps that it had made.
+
+        Its weights must be the model's. `steps`: where the folder does not tell. Raises StateMismatch.
+        """
+        return self._call(
+            lambda: LoadOptimizer(str(folder), steps), lambda: self._worker.load_optimizer(folder, steps), StateMismatch
+        )
 
     def save_hf(self, folder: Path, quantisation: Quantisation | None = None) -> None:
         """The model as a Hugging Face folder: safetensors, config, the start model's tokenizer. Raises QuantisationError."""

@@ -33,6 +33,11 @@ def check_model(config: RootConfig) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, where, str(error), "the snapshot in the cache", "see the message")
     if model.made_by is not None:
         yield from _made_by(config)
+    start = config.trainer.optimizer_start
+    if start is not None and not (start.folder / "metadata.json").is_file():
+        where, shown = config.origins.where(("trainer", "optimizer_start", "folder")), display_path(start.folder)
+        remedy = "name an iter_* folder of Megatron-core's torch_dist format, or remove the key"
+        yield Problem(Severity.ERROR, where, f"no metadata.json in {shown}", "a torch_dist folder", remedy)
 
 
 def check_engines(config: RootConfig) -> Iterator[Problem]:

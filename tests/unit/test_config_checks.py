@@ -108,6 +108,11 @@ def test_a_model_folder_names_what_it_lacks(recipe: Path) -> None:
     assert "no folder" in only(recipe, "model.path=/nowhere/at/all")
 
 
+def test_an_optimizer_to_go_on_with_must_be_there(recipe: Path) -> None:
+    (found,) = problems(recipe, "trainer.optimizer_start.folder=iter_0000100")
+    assert "no metadata.json in" in found.found and "iter_*" in found.remedy
+
+
 def test_a_missing_shard_is_named(recipe: Path) -> None:
     start = recipe.parent / "start"
     (start / "model.safetensors").rename(start / "a.safetensors")

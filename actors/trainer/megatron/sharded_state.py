@@ -88,6 +88,21 @@ def moments(optimizer: Optimizer, named: Named, loading: bool = False) -> dict[s
     return {"whole": whole, "sharded": sharded}
 
 
+def with_masters_in(keys: Collection[str], moments: dict[str, Any]) -> dict[str, Any]:
+    """`moments` whose masters have the name that Megatron's distributed optimizer gives them, where only that is in `keys`."""
+
+    def known(leaf: Leaf) -> Leaf:
+        own, other = (f"{_STATE}.{name}." for name in (_MASTER, _DISTRIBUTED_MASTER))
+        renamed_key = leaf.key.replace(own, other, 1) if leaf.key.startswith(own) else leaf.key.replace(other, own, 1)
+        return leaf if leaf.key in keys or renamed_key not in keys else replace(leaf, key=renamed_key)
+
+    def through(node: Any) -> Any:
+        return {key: through(value) for key, value in node.items()} if isinstance(node, dict) else known(node)
+
+    found: dict[str, Any] = through(moments)
+    return found
+
+
 def restore_moments(optimizer: Optimizer, named: Named, read: dict[str, Any], steps: int) -> None:
     """Takes what `read` holds in the places of `moments(..., loading=True)`; `steps`: how many the optimizer has made."""
     for place, one in enumerate(_parts(optimizer)):
