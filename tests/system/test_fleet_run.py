@@ -29,7 +29,7 @@ from physarum.bus.records import Sample
 from physarum.bus.version import Version
 from tests.bench.whole_runs import recorded
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 HOOKS = ROOT / "tests" / "bench" / "long_tail_hooks.py"
 LIMIT_S = 400.0
