@@ -56,6 +56,7 @@ class Fetch:
         carrier: Carrier | None = None,
     ) -> None:
         self._holdings = holdings if holdings is not None else Holdings()
+        self._offers = holdings is not None
         self.fetched = 0
         self.reused = 0
         self.altered = 0
@@ -84,6 +85,8 @@ class Fetch:
             filling.discard()
             raise
         filling.close()
+        if not self._offers:  # nobody else would let go of the file, and its memory with it
+            self._holdings.close()
         return file
 
     def _hold(self, name: str) -> HeldFile:

@@ -427,3 +427,17 @@ async def test_two_updates_at_once_are_applied_one_after_the_other(rig: Rig) -> 
     await asyncio.gather(*(rig.receiver.apply(manifest, [rig.service.url], TOKEN) for manifest in (first, second)))
     assert rig.engine.calls == ["pause", "update", "label", "continue"] * 2
     assert same(rig.engine.weights, tensors(2))
+
+
+async def test_a_receiver_lets_go_of_every_version_that_it_has_replaced(rig: Rig) -> None:
+    """A descriptor that stays open keeps the memory of a whole version, though nothing names it any more."""
+    for number in (1, 2, 3, 4, 5, 6):
+        await rig.publish_and_apply(number, tensors(number))
+    links = [os.readlink(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd") if _is_open(one)]
+    gone = [link for link in links if str(rig.area.folder) in link and link.endswith("(deleted)")]
+    assert gone == []
+
+
+def _is_open(descriptor: str) -> bool:
+    """The one by which /proc is listed is not."""
+    return os.path.islink(f"/proc/self/fd/{descriptor}")
