@@ -30,11 +30,11 @@ class Store(Checkpoints):
         self.let = threading.Event()
         self.failures: list[OSError] = []
 
-    def commit(self, aside: Path, meta: CheckpointMeta) -> tuple[str, Path]:
+    def commit(self, aside: Path, meta: CheckpointMeta, name: str | None = None) -> tuple[str, Path]:
         assert self.let.wait(10)
         if self.failures:
             raise self.failures.pop()
-        return super().commit(aside, meta)
+        return super().commit(aside, meta, name)
 
 
 class Trainer:
@@ -47,6 +47,8 @@ class Trainer:
         self.copy_failures: list[OSError] = []
         self.write_failures: list[OSError] = []
         self.room = True
+        self.crashes = False
+        self.unchanged = 0
         self.saving = Saving(
             self.store,
             cast(Ledger, self),
@@ -60,6 +62,8 @@ class Trainer:
         )
 
     async def append(self, record: DurableRecord) -> int:
+        if self.crashes:
+            raise ConnectionError("the process ends here")
         assert (self.store.folder / record.folder / "state").read_text() == str(record.number)
         self.events.append(f"durable {record.number}")
         return 1
@@ -70,7 +74,7 @@ class Trainer:
     async def _write(self, aside: Path) -> Callable[[], None]:
         if self.copy_failures:
             raise self.copy_failures.pop()
-        copy = str(self.steps)
+        copy = str(self.steps - self.unchanged)
 
         def written() -> None:
             if self.write_failures:
@@ -80,7 +84,8 @@ class Trainer:
         return written
 
     def _state(self) -> State:
-        meta = CheckpointMeta(epoch=1, number=self.steps, steps=self.steps, trained_s=0.0, cursor=Cursor("x").record())
+        number = self.steps - self.unchanged
+        meta = CheckpointMeta(epoch=1, number=number, steps=self.steps, trained_s=0.0, cursor=Cursor("x").record())
         return State(meta, floor=10 * self.steps, last_plan=self.steps)
 
     async def _wait_for_room(self, folder: Path, what: str) -> bool:
@@ -114,6 +119,22 @@ async def test_one_at_a_time_and_the_present_state_at_the_end(tmp_path: Path) ->
     assert (await trainer.saving.now()).number == 3, "it is there: nothing is written again"
     assert [one for one in trainer.events if one.startswith("durable")] == ["durable 1", "durable 2", "durable 3"]
     assert {one.name for one in trainer.store.folder.iterdir()} == {"1.1", "1.2", "1.3"}
+
+
+async def test_plans_that_changed_no_weights_replace_no_checkpoint_that_the_ledger_names(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.store.let.set()
+    trainer.steps = 4
+    before = await trainer.saving.now()
+    trainer.steps, trainer.unchanged = 6, 2
+    trainer.crashes = True
+    with pytest.raises(ConnectionError):
+        await trainer.saving.now()
+    folder, meta = trainer.store.load(before.folder, before.digest)
+    assert (folder.name, meta.number, meta.steps) == ("1.4", 4, 4)
+    trainer.crashes = False
+    after = await trainer.saving.now()
+    assert (after.folder, after.number, trainer.store.load(after.folder, after.digest)[1].steps) == ("1.4.6", 4, 6)
 
 
 @pytest.mark.parametrize("where", ["write", "commit"])
