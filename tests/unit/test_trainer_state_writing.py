@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -81,6 +83,38 @@ def test_a_silent_rank_has_a_deadline_that_is_named(ranks: list[StateWriting]) -
         rank.begin(nothing)
     with pytest.raises(StateNotWritten, match="not all of 3 ranks .* within 0.2 s"):
         ranks[0].written(0.2)
+
+
+def test_a_disk_of_rank_0_that_hangs_has_the_same_deadline(ranks: list[StateWriting]) -> None:
+    let = threading.Event()
+    for rank in ranks:
+        rank.begin((lambda: let.wait(20) and None) if rank is ranks[0] else nothing)
+    try:
+        with pytest.raises(StateNotWritten, match="not all of 3 ranks .* within 0.2 s"):
+            ranks[0].written(0.2)
+    finally:
+        let.set()
+
+
+def test_a_failure_that_is_kept_does_not_keep_the_copy_of_the_state(ranks: list[StateWriting]) -> None:
+    class Share:
+        """As large as the model."""
+
+    def save(share: Share) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise StateNotWritten("full") from error
+
+    share = Share()
+    gone = weakref.ref(share)
+    ranks[0].begin(partial(save, share))
+    del share
+    for rank in ranks[1:]:
+        rank.begin(nothing)
+    with pytest.raises(StateNotWritten, match="full") as kept:
+        ranks[0].written(10)
+    assert kept.value.__cause__ is not None and gone() is None
 
 
 @pytest.mark.parametrize("early", [True, False])

@@ -116,7 +116,8 @@ class Writer(FileSystemWriter):
     """torch's writer, whose errors say why: its zip files turn a full disk into a RuntimeError about positions."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        # What is written is on the host. To copy ahead torch would take a stream of the writing thread's device: the first one.
+        super().__init__(folder, per_thread_copy_ahead=0)
         self.fs = _Files()
 
 
