@@ -48,13 +48,14 @@ class Checkpoints:
     def aside(self, epoch: int) -> Path:
         """An empty folder to write the next one into; leftovers of this and earlier epochs are removed.
 
-        Never a later epoch's: a trainer that lost its lease must not touch what its successor is writing.
+        Never a later epoch's: a trainer that lost its lease must not touch what its successor is writing. Such a one may be
+        writing still: what it puts there meanwhile is removed the next time.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        made = self.folder / f".writing-{epoch}"
         for leftover in self.folder.glob(".writing-*"):
             if int(leftover.name.removeprefix(".writing-")) <= epoch:
-                shutil.rmtree(leftover)
-        made = self.folder / f".writing-{epoch}"
+                shutil.rmtree(leftover, ignore_errors=leftover != made)
         made.mkdir()
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -158,3 +159,23 @@ async def test_what_no_room_mends_is_raised(tmp_path: Path, where: str, error: O
     with pytest.raises(OSError, match=error.strerror):
         await trainer.saving.now()
     assert trainer.events == (["waited for room"] if error is FULL else [])
+
+
+async def test_a_trainer_that_lost_its_lease_and_writes_still_does_not_end_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Checkpoints(tmp_path)
+    old = store.aside(1)
+    (old / "share-0000.safetensors").write_text("half")
+    removed = os.rmdir
+
+    def rmdir(path: Any, **options: Any) -> None:
+        if Path(path).name == old.name:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")  # a file came after it was listed
+        removed(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    assert store.aside(2).name == ".writing-2"
+    monkeypatch.undo()
+    store.aside(2)
+    assert [one.name for one in tmp_path.iterdir()] == [".writing-2"]
