@@ -1,4 +1,4 @@
-"""A half of a pair that answers again while it hands over takes no traffic for it: what came then would be given back once more."""
+"""A half of a pair that answers while it hands over takes no traffic for it: what came then would be given back once more."""
 
 from __future__ import annotations
 
