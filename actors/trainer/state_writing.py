@@ -87,6 +87,8 @@ class StateWriting:
         keys = [self._key(rank) for rank in range(1, self._ranks)]
         if not keys:
             return []
+        if self._ended:
+            return [_END]  # the store may be gone, too
         store = self._store(_CONNECT_S)
         self._waits = True
         if self._ended:

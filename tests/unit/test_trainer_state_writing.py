@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -127,3 +128,15 @@ def test_a_world_that_ends_leaves_nobody_waiting(ranks: list[StateWriting], earl
         ranks[0].abandon()
         with pytest.raises(StateNotWritten, match="the world ended"):
             (waited or pool.submit(ranks[0].written, 20.0)).result(10)
+
+
+def test_a_world_that_ended_with_its_store_is_known_at_once() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank = StateWriting(0, 3, store)
+    rank.begin(nothing)
+    rank.abandon()
+    del store
+    started = time.monotonic()
+    with pytest.raises(StateNotWritten, match="the world ended"):
+        rank.written(20)
+    assert time.monotonic() - started < 5
