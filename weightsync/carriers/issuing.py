@@ -86,13 +86,13 @@ class Issuing:
         label = request.match_info["label"]
         lease = self._leases.get(label)
         if lease is not None:
-            lease.tickets -= 1
-            if lease.tickets <= 0:
+            lease.tickets = max(lease.tickets - 1, 0)
+            if not lease.tickets:
                 self._lasts(label, lease, IDLE_S)
         return web.Response(status=204)
 
     def _has_place(self) -> bool:
-        for label in [label for label, lease in self._leases.items() if lease.tickets <= 0]:
+        for label in [label for label, lease in self._leases.items() if not lease.tickets]:
             self._end(label)
         return len(self._leases) < MOST
 
