@@ -39,6 +39,7 @@ class DataServer:
         route = ChunkRoute(chunks, self.counters)
         issuing = Issuing(chunks, carrier)
         self._app.add_routes([web.get("/v1/chunks/{digest}", route.get), web.get("/v1/tickets/{label}", issuing.get)])
+        self._app.add_routes([web.delete("/v1/tickets/{label}", issuing.give_back)])
         self._app.on_response_prepare.append(route.count_sent)
         self._app.on_cleanup.append(issuing.close)
         self._loop = asyncio.new_event_loop()  # asyncio's own, whatever the actor's is

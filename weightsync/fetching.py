@@ -10,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from physarum.weightsync.area import Filling, SharedArea
-from physarum.weightsync.carriers.carrier import Carrier
+from physarum.weightsync.carriers.carrier import Carrier, Place
 from physarum.weightsync.carriers.reading import CarriedReader
-from physarum.weightsync.carriers.ticket import chunk_offsets
+from physarum.weightsync.carriers.ticket import Ticket, chunk_offsets
 from physarum.weightsync.chunk_reader import ChunkReader, Reader
 from physarum.weightsync.chunk_threads import ChunkQueue, ChunkThread, FillWork
 from physarum.weightsync.dtypes import by_name
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 _FILLING: Final = "fetch-"
 _PEER_TIMEOUT_S: Final = 5.0
 """For a chunk from another receiver: one that hangs must not delay this one; the service has the chunk, too."""
+_GIVE_BACK_S: Final = 2.0
+"""All chunks are there: a holder that does not hear it must not delay the version."""
 
 
 class Fetch:
@@ -134,35 +136,42 @@ class Fetch:
         self, holders: Sequence[CheckpointClient], memory: memoryview
     ) -> AsyncIterator[dict[str, CarriedReader]]:
         """What reads out of the memory of those holders that issue tickets, by their address; until its end the memory that is
-        filled is registered for that."""
-        carrier, usable = self._carrier, await self._tickets(holders)
-        if carrier is None or not usable:
-            yield {}
-            return
-        try:
-            place = await in_thread(carrier.register, memory)
-        except CarrierError as error:
-            _log.warning("%s is fetched by HTTP: %s", self._manifest.label, error)
-            yield {}
-            return
-        try:
-            yield usable
-        finally:
-            await in_thread(carrier.unregister, place)
-
-    async def _tickets(self, holders: Sequence[CheckpointClient]) -> dict[str, CarriedReader]:
-        carrier = self._carrier
-        if carrier is None:
-            return {}
-        tickets = await asyncio.gather(*(holder.ticket(self._manifest.label) for holder in holders))
-        found = [(holder, one) for holder, one in zip(holders, tickets, strict=True) if one is not None]
-        return {
+        filled is registered for that. Tickets are given back then."""
+        carrier, tickets = self._carrier, await self._tickets(holders)
+        usable = {
             holder.url: CarriedReader(
                 holder.url, carrier, one, chunk_offsets(self._manifest, one.offsets), holder.timeout_s
             )
-            for holder, one in found
-            if one.carrier == carrier.name
+            for holder, one in tickets
+            if carrier is not None and one.carrier == carrier.name
         }
+        place = await self._registered(memory) if usable else None
+        if carrier is None or place is None:
+            yield {}
+        else:
+            try:
+                yield usable
+            finally:
+                await in_thread(carrier.unregister, place)
+        ended = [holder for holder, _ in tickets if holder.url not in usable or not usable[holder.url].failed]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GIVE_BACK_S):
+                await asyncio.gather(*(holder.give_back(self._manifest.label) for holder in ended))
+
+    async def _registered(self, memory: memoryview) -> Place | None:
+        if self._carrier is None:
+            return None
+        try:
+            return await in_thread(self._carrier.register, memory)
+        except CarrierError as error:
+            _log.warning("%s is fetched by HTTP: %s", self._manifest.label, error)
+            return None
+
+    async def _tickets(self, holders: Sequence[CheckpointClient]) -> list[tuple[CheckpointClient, Ticket]]:
+        if self._carrier is None:
+            return []
+        tickets = await asyncio.gather(*(holder.ticket(self._manifest.label) for holder in holders))
+        return [(holder, one) for holder, one in zip(holders, tickets, strict=True) if one is not None]
 
     def _memory(self, filling: Filling) -> memoryview:
         """All of the file, to be written in place."""

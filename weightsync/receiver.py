@@ -153,8 +153,10 @@ class Receiver:
                         self.touching = True
                         pause_s = await self._swap(manifest.label)
             finally:
-                await self._transport.clear()
-                self.touching = False
+                try:
+                    await self._transport.clear()
+                finally:
+                    self.touching = False
             swapped_at = time.time()
             self.live, self._manifest = manifest.version, manifest
             if file is not None:

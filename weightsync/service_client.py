@@ -66,6 +66,13 @@ class CheckpointClient:
             _log.debug("no ticket for %s: %s", label, error)
             return None
 
+    async def give_back(self, label: str) -> None:
+        """A ticket, by which nothing is read any more. One that cannot be given back lasts until its time is over."""
+        try:
+            await self._call("DELETE", f"/v1/tickets/{label}")
+        except (ServiceRefusedError, ServiceUnreachableError) as error:
+            _log.debug("the ticket for %s is not given back: %s", label, error)
+
     async def put_manifest(self, manifest: Manifest) -> None:
         """Raises ChunksAbsentError when chunks must be sent (again), else ServiceRefusedError."""
         await self._call("PUT", f"/v1/manifests/{manifest.label}", encode_manifest(manifest))

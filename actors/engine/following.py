@@ -136,10 +136,10 @@ class Following:
         serves, receiver = self._actor.facts.get("version"), self._receiver
         if serves is None or receiver is None or receiver.quarantined is not None:
             return
-        if receiver.touching or self._trials.judging:
+        if self._is_between(receiver):
             return
         found = await self._control.live_label()
-        if receiver.touching or self._trials.judging or self._actor.facts.get("version") != serves:
+        if self._is_between(receiver) or self._actor.facts.get("version") != serves:
             return  # it was asked before an update, or in the middle of one
         if found == serves and self._actor.state == "ready":
             return
@@ -150,6 +150,10 @@ class Following:
             self._forget(receiver)
         else:
             self._actor.become("ready")  # it did not answer for a while, and is the same
+
+    def _is_between(self, receiver: Receiver) -> bool:
+        """Two versions: what it serves says nothing, and it is not to take traffic because it answers."""
+        return receiver.touching or self._trials.judging or self._actor.state == HANDING_OVER
 
     def _forget(self, receiver: Receiver) -> None:
         self._actor.facts = {name: value for name, value in self._actor.facts.items() if name != "version"}

@@ -223,7 +223,7 @@ def _write_checkpoint(child: OpenRun, folder: Path, meta: CheckpointMeta) -> str
     for file in folder.iterdir():
         if file.suffix != ".msgpack" or file.stem not in ("meta", "digests"):
             shutil.copyfile(file, aside / file.name)
-    return store.commit(aside, meta)[0]
+    return store.commit(aside, meta, folder.name)[0]
 
 
 async def _go_on_above(child: OpenRun, records: list[Numbered]) -> int:

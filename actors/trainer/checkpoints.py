@@ -1,6 +1,9 @@
 """Training checkpoints on disk: written aside, digested, fsynced, renamed; a crash at any byte leaves the old or the new.
 
 checkpoints/<epoch>.<number>/  rank files (torch side), meta.msgpack (cursor, counters), digests.msgpack
+
+Plans that change no weights leave the number: a second checkpoint of it is <epoch>.<number>.<steps>, beside the first.
+Invariant: what the ledger may name is never written over, since a crash comes before the record of what replaces it, too.
 """
 
 from __future__ import annotations
@@ -45,22 +48,24 @@ class Checkpoints:
     def aside(self, epoch: int) -> Path:
         """An empty folder to write the next one into; leftovers of this and earlier epochs are removed.
 
-        Never a later epoch's: a trainer that lost its lease must not touch what its successor is writing.
+        Never a later epoch's: a trainer that lost its lease must not touch what its successor is writing. Such a one may be
+        writing still: what it puts there meanwhile is removed the next time.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        made = self.folder / f".writing-{epoch}"
         for leftover in self.folder.glob(".writing-*"):
             if int(leftover.name.removeprefix(".writing-")) <= epoch:
-                shutil.rmtree(leftover)
-        made = self.folder / f".writing-{epoch}"
+                shutil.rmtree(leftover, ignore_errors=leftover != made)
         made.mkdir()
         return made
 
-    def commit(self, aside: Path, meta: CheckpointMeta) -> tuple[str, Path]:
-        """Makes what is in `aside` the checkpoint of (epoch, number); returns its digest and folder. Blocking."""
+    def commit(self, aside: Path, meta: CheckpointMeta, name: str | None = None) -> tuple[str, Path]:
+        """Makes what is in `aside` the checkpoint of `meta`, called `name` if that is given; returns its digest and folder.
+        Blocking."""
         (aside / _META).write_bytes(encode(meta))
         files = {file.name: file_digest(file) for file in sorted(aside.iterdir())}
         (aside / DIGESTS).write_bytes(write_digests(files))
-        return digest_of(files), self.place(aside, f"{meta.epoch}.{meta.number}")
+        return digest_of(files), self.place(aside, self._free(meta) if name is None else name)
 
     def place(self, aside: Path, name: str) -> Path:
         """Makes what is in `aside` durable and the checkpoint `name`, in the place of one that is there. Blocking."""
@@ -69,10 +74,14 @@ class Checkpoints:
         fsync_folder(aside)
         target = self.folder / name
         if target.exists():
-            shutil.rmtree(target)  # of this very epoch and never recorded as durable, or damaged and brought back
+            shutil.rmtree(target)  # of these very steps and never recorded as durable, or damaged and brought back
         os.replace(aside, target)
         fsync_folder(self.folder)
         return target
+
+    def _free(self, meta: CheckpointMeta) -> str:
+        plain = f"{meta.epoch}.{meta.number}"
+        return f"{plain}.{meta.steps}" if (self.folder / plain).exists() else plain
 
     def linked(self, name: str) -> Path:
         """A second folder of the same files, which stays when the checkpoint is let go or written again. Blocking."""

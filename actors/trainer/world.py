@@ -238,7 +238,7 @@ class World:
         """End the other ranks and leave the process group; may be called twice."""
         if self._rank_0 is None:
             return
-        self._rank_0.writing.join()
+        self._rank_0.writing.join(self.config.timeout_s)
         grace_s = _CLOSE_GRACE_S
         if self._channel is not None:
             try:

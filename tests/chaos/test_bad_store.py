@@ -69,7 +69,7 @@ def flip(path: Path) -> None:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    return max(run_of(folder).glob("checkpoints/1.*"), key=lambda path: int(path.name.partition(".")[2]))
+    return max(run_of(folder).glob("checkpoints/1.*"), key=lambda path: [int(part) for part in path.name.split(".")])
 
 
 @pytest.mark.slow

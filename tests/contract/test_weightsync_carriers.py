@@ -194,6 +194,40 @@ async def test_a_version_with_a_ticket_is_not_overwritten_when_it_is_given_up(
     assert await client.ticket(manifest.label) is None, "its lease is over, and it was given up"
 
 
+async def test_versions_that_follow_each_other_keep_no_memory_once_they_were_read(
+    hosts: Hosts, carriers: tuple[MemoryCarrier, MemoryCarrier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuing, "IDLE_S", 60.0)
+    for number in range(1, 5):
+        await hosts.apply(await hosts.publish(number))
+        assert len(carriers[0].registered) == 1, "the newest alone, for whoever comes next"
+    assert hosts.data.counters.chunks_out == 0
+
+
+async def test_readers_that_died_with_their_tickets_hold_two_versions_at_most(
+    hosts: Hosts, carriers: tuple[MemoryCarrier, MemoryCarrier]
+) -> None:
+    client = CheckpointClient(hosts.url, TOKEN, hosts.client.session)
+    for number in range(1, 4):
+        manifest = await hosts.publish(number)
+        assert (await client.ticket(manifest.label) is not None) == (number < 3)
+    assert len(carriers[0].registered) == issuing.MOST
+    await hosts.receiver.apply(manifest, [hosts.url], TOKEN)
+    assert same(hosts.engine.weights, weights(3)) and carriers[1].reads == 0
+
+
+async def test_a_read_that_failed_may_be_under_way_and_keeps_its_ticket(
+    hosts: Hosts, carriers: tuple[MemoryCarrier, MemoryCarrier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuing, "IDLE_S", 60.0)
+    carriers[1].broken = True
+    await hosts.apply(await hosts.publish(1))
+    carriers[1].broken = False
+    for number in (2, 3):
+        await hosts.apply(await hosts.publish(number))
+    assert len(carriers[0].registered) == 2, "of the first and of the newest"
+
+
 def test_what_is_not_registered_is_not_read() -> None:
     place = Place("here", 1000, 10)
     assert place.at(2, 8) == 1002

@@ -124,7 +124,7 @@ def write(folder: Path, number: int, content: bytes = b"") -> Made:
     (aside / "rank0.safetensors").write_bytes(content or bytes([number]) * 1000)
     (aside / ".metadata").write_bytes(b"")
     meta = CheckpointMeta(epoch=1, number=number, steps=number, trained_s=1.0, cursor=Cursor("created").record())
-    digest, made = checkpoints.commit(aside, meta)
+    digest, made = checkpoints.commit(aside, meta, f"1.{number}")
     return Named(made.name, digest), made
 
 
@@ -204,7 +204,7 @@ def test_whichever_write_fails_a_checkpoint_is_there_whole_or_does_not_count(
 
 
 def test_one_that_is_written_again_under_its_name_does_not_mix_with_the_first(failing: str, tmp_path: Path) -> None:
-    """A step without a change: the same number, another cursor. The first stays until the second is whole."""
+    """Other bytes of one name: the first stays until the second is whole."""
     first = write(tmp_path, 1)
     copy(failing, first)
     again = write(tmp_path, 1, b"other" * 300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +31,11 @@ class Store(Checkpoints):
         self.let = threading.Event()
         self.failures: list[OSError] = []
 
-    def commit(self, aside: Path, meta: CheckpointMeta) -> tuple[str, Path]:
+    def commit(self, aside: Path, meta: CheckpointMeta, name: str | None = None) -> tuple[str, Path]:
         assert self.let.wait(10)
         if self.failures:
             raise self.failures.pop()
-        return super().commit(aside, meta)
+        return super().commit(aside, meta, name)
 
 
 class Trainer:
@@ -47,6 +48,8 @@ class Trainer:
         self.copy_failures: list[OSError] = []
         self.write_failures: list[OSError] = []
         self.room = True
+        self.crashes = False
+        self.unchanged = 0
         self.saving = Saving(
             self.store,
             cast(Ledger, self),
@@ -60,6 +63,8 @@ class Trainer:
         )
 
     async def append(self, record: DurableRecord) -> int:
+        if self.crashes:
+            raise ConnectionError("the process ends here")
         assert (self.store.folder / record.folder / "state").read_text() == str(record.number)
         self.events.append(f"durable {record.number}")
         return 1
@@ -70,7 +75,7 @@ class Trainer:
     async def _write(self, aside: Path) -> Callable[[], None]:
         if self.copy_failures:
             raise self.copy_failures.pop()
-        copy = str(self.steps)
+        copy = str(self.steps - self.unchanged)
 
         def written() -> None:
             if self.write_failures:
@@ -80,7 +85,8 @@ class Trainer:
         return written
 
     def _state(self) -> State:
-        meta = CheckpointMeta(epoch=1, number=self.steps, steps=self.steps, trained_s=0.0, cursor=Cursor("x").record())
+        number = self.steps - self.unchanged
+        meta = CheckpointMeta(epoch=1, number=number, steps=self.steps, trained_s=0.0, cursor=Cursor("x").record())
         return State(meta, floor=10 * self.steps, last_plan=self.steps)
 
     async def _wait_for_room(self, folder: Path, what: str) -> bool:
@@ -116,6 +122,22 @@ async def test_one_at_a_time_and_the_present_state_at_the_end(tmp_path: Path) ->
     assert {one.name for one in trainer.store.folder.iterdir()} == {"1.1", "1.2", "1.3"}
 
 
+async def test_plans_that_changed_no_weights_replace_no_checkpoint_that_the_ledger_names(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.store.let.set()
+    trainer.steps = 4
+    before = await trainer.saving.now()
+    trainer.steps, trainer.unchanged = 6, 2
+    trainer.crashes = True
+    with pytest.raises(ConnectionError):
+        await trainer.saving.now()
+    folder, meta = trainer.store.load(before.folder, before.digest)
+    assert (folder.name, meta.number, meta.steps) == ("1.4", 4, 4)
+    trainer.crashes = False
+    after = await trainer.saving.now()
+    assert (after.folder, after.number, trainer.store.load(after.folder, after.digest)[1].steps) == ("1.4.6", 4, 6)
+
+
 @pytest.mark.parametrize("where", ["write", "commit"])
 async def test_a_full_disk_is_waited_for_and_leaves_nothing_half_written(tmp_path: Path, where: str) -> None:
     trainer = Trainer(tmp_path)
@@ -137,3 +159,23 @@ async def test_what_no_room_mends_is_raised(tmp_path: Path, where: str, error: O
     with pytest.raises(OSError, match=error.strerror):
         await trainer.saving.now()
     assert trainer.events == (["waited for room"] if error is FULL else [])
+
+
+async def test_a_trainer_that_lost_its_lease_and_writes_still_does_not_end_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Checkpoints(tmp_path)
+    old = store.aside(1)
+    (old / "share-0000.safetensors").write_text("half")
+    removed = os.rmdir
+
+    def rmdir(path: Any, **options: Any) -> None:
+        if Path(path).name == old.name:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")  # a file came after it was listed
+        removed(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    assert store.aside(2).name == ".writing-2"
+    monkeypatch.undo()
+    store.aside(2)
+    assert [one.name for one in tmp_path.iterdir()] == [".writing-2"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -83,6 +86,38 @@ def test_a_silent_rank_has_a_deadline_that_is_named(ranks: list[StateWriting]) -
         ranks[0].written(0.2)
 
 
+def test_a_disk_of_rank_0_that_hangs_has_the_same_deadline(ranks: list[StateWriting]) -> None:
+    let = threading.Event()
+    for rank in ranks:
+        rank.begin((lambda: let.wait(20) and None) if rank is ranks[0] else nothing)
+    try:
+        with pytest.raises(StateNotWritten, match="not all of 3 ranks .* within 0.2 s"):
+            ranks[0].written(0.2)
+    finally:
+        let.set()
+
+
+def test_a_failure_that_is_kept_does_not_keep_the_copy_of_the_state(ranks: list[StateWriting]) -> None:
+    class Share:
+        """As large as the model."""
+
+    def save(share: Share) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise StateNotWritten("full") from error
+
+    share = Share()
+    gone = weakref.ref(share)
+    ranks[0].begin(partial(save, share))
+    del share
+    for rank in ranks[1:]:
+        rank.begin(nothing)
+    with pytest.raises(StateNotWritten, match="full") as kept:
+        ranks[0].written(10)
+    assert kept.value.__cause__ is not None and gone() is None
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_a_world_that_ends_leaves_nobody_waiting(ranks: list[StateWriting], early: bool) -> None:
     for rank in ranks[:2]:
@@ -93,3 +128,15 @@ def test_a_world_that_ends_leaves_nobody_waiting(ranks: list[StateWriting], earl
         ranks[0].abandon()
         with pytest.raises(StateNotWritten, match="the world ended"):
             (waited or pool.submit(ranks[0].written, 20.0)).result(10)
+
+
+def test_a_world_that_ended_with_its_store_is_known_at_once() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank = StateWriting(0, 3, store)
+    rank.begin(nothing)
+    rank.abandon()
+    del store
+    started = time.monotonic()
+    with pytest.raises(StateNotWritten, match="the world ended"):
+        rank.written(20)
+    assert time.monotonic() - started < 5

@@ -1,6 +1,9 @@
 """GET of a ticket for a version that is one file here: its memory is registered, and held as long as the lease lasts.
 
+    GET ... reads ... DELETE    once nobody has a ticket the lease ends soon; who died with one keeps it until its time is over
+
 Invariant: memory that others may read stays mapped and is not overwritten before its lease is over; then nobody has a ticket.
+At most MOST versions are held so: each is a model's bytes beside those that the area counts.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ _log = logging.getLogger(__name__)
 LEASE_S: Final = 120.0
 _MARGIN_S: Final = 30.0
 """For reads that began in time."""
+MOST: Final = 2
+IDLE_S: Final = 5.0
+"""Whoever asks within it finds the memory registered."""
 
 
 class Versions(Protocol):
@@ -40,6 +46,8 @@ class _Lease:
 
     def __init__(self, stack: ExitStack, place: Place, offsets: dict[str, int]) -> None:
         self.stack, self.place, self.offsets = stack, place, offsets
+        self.tickets = 0
+        """That were not given back."""
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -59,15 +67,34 @@ class Issuing:
             return refusal(404, "no carrier is configured here (checkpoint.carrier): chunks travel by HTTP")
         async with self._one_at_a_time:
             try:
-                lease = self._leases.get(label) or await self._leased(label, carrier)
+                lease = self._leases.get(label)
+                if lease is None and not self._has_place():
+                    return refusal(503, f"{MOST} versions are being read here already: chunks travel by HTTP")
+                lease = lease or await self._leased(label, carrier)
             except CarrierError as error:
                 _log.warning("%s is not offered by %s: %s", label, carrier.name, error)
                 return refusal(503, str(error))
             if lease is None:
                 return refusal(404, f"version {label[:80]} is not here in one file")
-            self._prolong(label, lease)
+            lease.tickets += 1
+            self._lasts(label, lease, LEASE_S + _MARGIN_S)
         ticket = Ticket(label=label, carrier=carrier.name, place=lease.place, offsets=lease.offsets, lease_s=LEASE_S)
         return web.Response(body=msgspec.json.encode(ticket), content_type="application/json")
+
+    async def give_back(self, request: web.Request) -> web.StreamResponse:
+        """Of one ticket, by whoever reads no more by it."""
+        label = request.match_info["label"]
+        lease = self._leases.get(label)
+        if lease is not None:
+            lease.tickets = max(lease.tickets - 1, 0)
+            if not lease.tickets:
+                self._lasts(label, lease, IDLE_S)
+        return web.Response(status=204)
+
+    def _has_place(self) -> bool:
+        for label in [label for label, lease in self._leases.items() if not lease.tickets]:
+            self._end(label)
+        return len(self._leases) < MOST
 
     async def _leased(self, label: str, carrier: Carrier) -> _Lease | None:
         found = self._versions.version(label)
@@ -85,10 +112,10 @@ class Issuing:
             lease = self._leases[label] = _Lease(stack.pop_all(), place, offsets)
         return lease
 
-    def _prolong(self, label: str, lease: _Lease) -> None:
+    def _lasts(self, label: str, lease: _Lease, seconds: float) -> None:
         if lease.timer is not None:
             lease.timer.cancel()
-        lease.timer = asyncio.get_running_loop().call_later(LEASE_S + _MARGIN_S, self._end, label)
+        lease.timer = asyncio.get_running_loop().call_later(seconds, self._end, label)
 
     def _end(self, label: str) -> None:
         lease = self._leases.pop(label)

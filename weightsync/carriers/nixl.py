@@ -84,8 +84,7 @@ class NixlCarrier:
             raise CarrierError(f"NIXL could not read {target.nbytes} bytes: {type(error).__name__} {error}") from error
         finally:
             if handle is not None:
-                with self._guard:
-                    self._agent.release_xfer_handle(handle)
+                self._release(handle)
         if state != "DONE":
             raise CarrierError(f"NIXL could not read {target.nbytes} bytes: it ended as {state}")
 
@@ -103,6 +102,14 @@ class NixlCarrier:
         here = self._agent.get_xfer_descs([(address_of(target), target.nbytes, 0)], _MEMORY)
         there = self._agent.get_xfer_descs([(place.at(offset, target.nbytes), target.nbytes, 0)], _MEMORY)
         return self._agent.initialize_xfer("READ", here, there, self._peers[place.reach], b"")
+
+    def _release(self, handle: Any) -> None:
+        """One that is under way still may refuse to be let go: that must not hide why it was given up."""
+        try:
+            with self._guard:
+                self._agent.release_xfer_handle(handle)
+        except Exception as error:  # noqa: BLE001 - the library's own kinds; it ends with the process
+            _log.warning("NIXL does not let go of a transfer: %s: %s", type(error).__name__, error)
 
     def _forget(self, known: Any) -> None:
         try:

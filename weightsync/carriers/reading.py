@@ -26,6 +26,8 @@ class CarriedReader:
         self._ticket = ticket
         self._offsets = offsets
         self._timeout_s = timeout_s
+        self.failed = False
+        """Whether a read did: it may be under way still, so its ticket must last."""
         self._until = time.monotonic() + ticket.lease_s
 
     def read_into(self, digest: str, target: memoryview, base: Base | None = None) -> Difference | None:
@@ -38,6 +40,7 @@ class CarriedReader:
         try:
             self._carrier.read(self._ticket.place, offset, target, self._timeout_s)
         except CarrierError as error:
+            self.failed = True
             raise ServiceUnreachableError(f"chunk {digest} from {self.url}: {error}") from error
         verify(target, digest, f"chunk from {self.url}")
         return None

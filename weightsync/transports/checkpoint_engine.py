@@ -8,6 +8,7 @@ and the engine, which is quarantined.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,6 +20,8 @@ from physarum.weightsync.manifest import Manifest, TensorEntry
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.target import PauseMode, WeightTarget
 from physarum.weightsync.transports.staged import stage
+
+_log = logging.getLogger(__name__)
 
 _WITHDRAWN_S: Final = 5.0
 """For the agent to end what it offers: the engine has answered by then, or never will."""
@@ -54,7 +57,10 @@ class CheckpointEngineTransport:
         try:
             await self._target.update_from_handles(self._handles, label, mode)
         except Exception as error:
-            _, errors = await self._withdraw()
+            try:
+                _, errors = await self._withdraw()
+            except DeviceError as second:
+                errors = [str(second)]
             raise DeviceError(f"{error}{'; the agent saw: ' if errors else ''}{'; '.join(errors)}") from error
         loaded, errors = await self._withdraw()
         problems = [*errors, *(f"{device} never took it" for device, count in loaded.items() if not count)]
@@ -62,8 +68,12 @@ class CheckpointEngineTransport:
             raise DeviceError(f"the engine says that it has {label}, but {'; '.join(problems)}")
 
     async def clear(self) -> None:
+        """An agent that ended takes its offer with it."""
         if self._handles:
-            await self._withdraw()
+            try:
+                await self._withdraw()
+            except DeviceError as error:
+                _log.warning("what was offered to the engine is gone with its agent: %s", error)
 
     async def close(self) -> None:
         self._handles = {}

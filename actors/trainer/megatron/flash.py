@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 _LARGEST_HEAD: Final = 256
+_HEADS_OF: Final = 8
+"""The kernel takes widths that are multiples of it; scaled_dot_product_attention pads others."""
+_OLDEST_DEVICE: Final = (8, 0)
 _TYPES: Final = (torch.bfloat16, torch.float16)
 
 
@@ -23,9 +26,10 @@ def without_plans() -> None:
 
 
 def fits(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether `attention` can: half precision on CUDA, value heads as wide as query heads, no dropout."""
-    same = query.size(-1) == value.size(-1) <= _LARGEST_HEAD
-    return query.is_cuda and query.dtype in _TYPES and same and dropout == 0.0
+    """Whether `attention` can: half precision on CUDA from Ampere on, value heads as wide as query heads, no dropout."""
+    width = query.size(-1)
+    has_width = width == value.size(-1) <= _LARGEST_HEAD and width % _HEADS_OF == 0
+    return query.is_cuda and query.dtype in _TYPES and has_width and dropout == 0.0 and _has_kernel(query.device)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> Tensor:
@@ -41,6 +45,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest
         options["enable_gqa"] = True
     output: Tensor = function(query, key, value, bounds, bounds, longest, longest, **options)
     return output
+
+
+@cache
+def _has_kernel(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= _OLDEST_DEVICE
 
 
 @cache

@@ -83,6 +83,11 @@ def write(folder: Path, state: Taken, group: torch.distributed.ProcessGroup | No
             f"torch_dist state could not be written to {folder} ({_reason(error)}); "
             "expected a writable folder with room: free some and save again into a new folder"
         ) from error
+    except RuntimeError as error:  # what a rank could not write is a CheckpointException: they do not hear each other
+        raise StateNotWritten(
+            f"torch_dist state could not be written to {folder}: the ranks lost each other ({error}); expected all to take "
+            "part: the log of the rank that ended or is silent says why"
+        ) from error
 
 
 def read(folder: Path, tree: Sharded) -> Any:
@@ -116,7 +121,8 @@ class Writer(FileSystemWriter):
     """torch's writer, whose errors say why: its zip files turn a full disk into a RuntimeError about positions."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        # What is written is on the host. To copy ahead torch would take a stream of the writing thread's device: the first one.
+        super().__init__(folder, per_thread_copy_ahead=0)
         self.fs = _Files()
 
 

@@ -18,6 +18,7 @@ from test_megatron_parallel import ALGORITHM, MODELS, _same, _save_model, batch,
 
 from physarum.actors.trainer.batch import TrainSequence
 from physarum.actors.trainer.errors import StateMismatch, StateNotWritten, UnknownMegatronField
+from physarum.actors.trainer.megatron import torch_dist
 from physarum.actors.trainer.megatron.torch_dist import Reader, is_torch_dist
 from physarum.actors.trainer.world import World, WorldConfig
 from physarum.bus import room
@@ -118,6 +119,17 @@ def test_megatron_itself_reads_it_and_no_process_was_started(
     norm = "decoder.layers.1.self_attention.linear_qkv.layer_norm_weight"  # as Transformer Engine's layers have it
     assert torch.equal(found[norm], exported["model.layers.1.input_layernorm.weight"])
     assert f"optimizer.state.exp_avg.{norm}" in found
+
+
+def test_a_rank_that_ended_while_others_write_is_no_riddle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(torch_dist.checkpoint, "save", closed)
+    with pytest.raises(
+        StateNotWritten, match="lost each other .Connection closed by peer.* log of the rank that ended"
+    ):
+        torch_dist.write(tmp_path, {})
 
 
 def test_files_of_ranks_are_read_after_the_form_was_changed(
