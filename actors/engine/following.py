@@ -24,6 +24,7 @@ from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.listening import listen
+from physarum.actors.engine.load import UNREACHABLE
 from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
@@ -141,14 +142,12 @@ class Following:
         found = await self._control.live_label()
         if receiver.touching or self._trials.judging or self._actor.facts.get("version") != serves:
             return  # it was asked before an update, or in the middle of one
-        if found == serves and self._actor.state == "ready":
-            return
         if found != serves:
             _log.warning(
                 "the engine says it serves %r, expected %r: it was started anew, and gets all again", found, serves
             )
             self._forget(receiver)
-        else:
+        elif self._actor.own_state == UNREACHABLE:
             self._actor.become("ready")  # it did not answer for a while, and is the same
 
     def _forget(self, receiver: Receiver) -> None:
@@ -212,7 +211,7 @@ class Following:
             if fresh or not self._settings.paired or self._settings.pause == "in_place":
                 yield
                 return
-            before = self._actor.state
+            before = self._actor.own_state
             self._actor.become(HANDING_OVER)
             try:
                 await hand_over(self._control)
@@ -220,7 +219,7 @@ class Following:
             except EngineQuarantineError:
                 raise
             except BaseException:
-                if self._actor.state == HANDING_OVER:
+                if self._actor.own_state == HANDING_OVER:
                     self._actor.become(before)
                 raise
 
