@@ -10,6 +10,8 @@ from physarum.bus.version import Version
 from physarum.configs.root import RootConfig
 
 READY: Final = "ready"
+HANDING_OVER: Final = "handing over"
+"""A half of a pair, while it takes a version: it takes no requests."""
 _DEFAULT_GROUP: Final = "policy"
 
 

@@ -30,7 +30,7 @@ from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
 from physarum.actors.engine.trials import Trials
 from physarum.actors.errors import ActorError, UnrecoverableError
-from physarum.actors.policy_engines import head_key
+from physarum.actors.policy_engines import HANDING_OVER, head_key
 from physarum.actors.served_model import served_model, served_quantisation
 from physarum.actors.weights_area import weights_area
 from physarum.bus.errors import BusError
@@ -78,8 +78,6 @@ _TRANSIENT: Final = (
     VersionRefusedError,
 )
 _RETRY_S: Final = 2.0
-HANDING_OVER: Final = "handing over"
-"""A half of a pair, while it takes a version: it takes no requests."""
 
 
 class Following:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from physarum.actors.engine import following as module
-from physarum.actors.engine.following import HANDING_OVER, Following
+from physarum.actors.engine.following import Following
 from physarum.actors.engine.load import UNREACHABLE
 from physarum.actors.engine.trials import Trials
+from physarum.actors.policy_engines import HANDING_OVER
 from physarum.actors.runtime import PAUSED, Actor
 from physarum.bus.errors import BusError
 
