@@ -73,6 +73,12 @@ _ROUTER_GRACE_S: Final = 0.2
 OldestVersion = Callable[[EngineRef, str, float, float], str]
 
 
+def _arrived(error: Exception) -> bool:
+    """Whether the request that failed so reached an engine; of a pair, the half that failed."""
+    cause = error.cause if isinstance(error, PrefillError) else None
+    return not isinstance(cause or error, aiohttp.ClientConnectorError)
+
+
 def open_session() -> aiohttp.ClientSession:
     """A session for many concurrent requests: no connection limit (slots bound them), short keep-alive."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S))
@@ -226,7 +232,7 @@ class EngineClient:
             try:
                 reply = await self._send(held, retries)
             except _FAILED as error:
-                if not isinstance(error, aiohttp.ClientConnectorError):
+                if _arrived(error):
                     held.interrupted = "lost"
                 await self._retry_later(held, retries, error)
                 continue

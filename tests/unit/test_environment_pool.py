@@ -1,4 +1,4 @@
-"""What one worker keeps of its environments: warm ones come back after another worker was served, and a drain waits for none."""
+"""What one worker keeps of its environments: warm ones come back when another worker was served; a drain waits for none."""
 
 from __future__ import annotations
 
