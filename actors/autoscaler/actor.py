@@ -18,6 +18,7 @@ from physarum.actors.autoscaler.policy import Policy, Signal
 from physarum.actors.leadership import leading
 from physarum.actors.policy_engines import HANDING_OVER, READY, evaluation_group, policy_group
 from physarum.actors.runtime import Actor
+from physarum.actors.tools.errors import RunUnfitError
 from physarum.actors.waiting import unless_draining
 from physarum.bus import log
 from physarum.bus.errors import BusError, WrongSequenceError
@@ -49,14 +50,17 @@ class AutoscalerActor(Actor):
     async def _watch(self) -> None:
         async with Roster(self.bus).open() as roster:
             self.become("ready")
-            while True:
-                await roster.wait_change(_LOOK_S)
-                await self.context.resumed.wait()
-                try:
-                    await self._look(roster.members)
-                except (BusError, WrongSequenceError) as error:
-                    _log.warning("the sizes of groups stay as they are for now: %s", error)
-                await asyncio.sleep(self.config.supervisor.heartbeat_s)  # one look for many heartbeats
+            await self._looking(roster)
+
+    async def _looking(self, roster: Roster) -> None:
+        while True:
+            await roster.wait_change(_LOOK_S)
+            await self.context.resumed.wait()
+            try:
+                await self._look(roster.members)
+            except (BusError, WrongSequenceError, RunUnfitError) as error:
+                _log.warning("the sizes of groups stay as they are for now: %s", error)
+            await asyncio.sleep(self.config.supervisor.heartbeat_s)  # one look for many heartbeats
 
     async def _look(self, beats: list[Heartbeat]) -> None:
         register = self.context.run_register(states.Scaled)

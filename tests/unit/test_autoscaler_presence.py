@@ -14,6 +14,7 @@ from physarum.actors import states
 from physarum.actors.autoscaler import actor as module
 from physarum.actors.autoscaler.actor import AutoscalerActor
 from physarum.actors.autoscaler.policy import Policy
+from physarum.actors.tools.errors import RunUnfitError
 from physarum.bus.presence import Heartbeat
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line
@@ -92,3 +93,24 @@ async def test_pairs_that_take_a_version_do_not_begin_the_wait_for_a_change_anew
     await asyncio.sleep(0.002)
     await autoscaler._look([idle])
     assert scale.value is not None and scale.value.groups["policy"] == []
+
+
+async def test_a_size_that_cannot_be_ends_no_autoscaler(autoscaler: AutoscalerActor, scale: Scale) -> None:
+    """What was drained by hand may leave a group that no rule foresaw: it stays as it is, and the run goes on."""
+    looked = asyncio.Event()
+
+    async def look(beats: list[Heartbeat]) -> None:
+        looked.set()
+        raise RunUnfitError("policy would have 1 actors; expected at least 2")
+
+    async def changes(timeout_s: float) -> bool:
+        return True
+
+    autoscaler._look = look  # type: ignore[method-assign]
+    autoscaler.context.resumed = asyncio.Event()
+    autoscaler.context.resumed.set()
+    watching = asyncio.create_task(autoscaler._looking(SimpleNamespace(wait_change=changes, members=[])))  # type: ignore[arg-type]
+    await asyncio.wait_for(looked.wait(), 5)
+    await asyncio.sleep(0)
+    assert not watching.done()
+    watching.cancel()
