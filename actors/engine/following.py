@@ -162,7 +162,12 @@ class Following:
             self._look_again = changed.set
             while True:
                 changed.clear()
-                head = (await heads.get(*key)).value
+                try:
+                    head = (await heads.get(*key)).value
+                except BusError as error:  # no event says when a server that is back serves its streams again
+                    _log.warning("the head cannot be read now, trying again: %s", error)
+                    await _either(changed, services, _RETRY_S)
+                    continue
                 if head is not None and not await self._bring_to(head, receiver, services):
                     # Not reached: try again when the head or the holders change, at the latest after a moment.
                     await _either(changed, services, _RETRY_S)
