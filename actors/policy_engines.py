@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from physarum.actors import states
 from physarum.bus.presence import Roster
@@ -10,6 +10,8 @@ from physarum.bus.version import Version
 from physarum.configs.root import RootConfig
 
 READY: Final = "ready"
+HANDING_OVER: Final = "handing over"
+"""A half of a pair, while it takes a version: it takes no requests."""
 _DEFAULT_GROUP: Final = "policy"
 
 
@@ -24,6 +26,12 @@ def evaluation_group(config: RootConfig) -> str:
     """The group that answers evaluations."""
     own = None if config.evaluation is None else config.evaluation.engines
     return policy_group(config) if own is None else own
+
+
+def recording(config: RootConfig, group: str) -> dict[str, Any]:
+    """SGLang's arguments for what the trainer replays: every process of an engine of `group` has them, on each node."""
+    replays = config.trainer.algorithm.replay.routing == "R3" and group == policy_group(config)
+    return {"enable-return-routed-experts": True} if replays else {}
 
 
 def head_key(config: RootConfig, group: str) -> tuple[str, str]:

@@ -59,6 +59,11 @@ class Actor(abc.ABC):
         """What this role answers on its control service beside what every actor does."""
         return {}
 
+    @property
+    def own_state(self) -> str:
+        """The state that it is in, whether or not it is paused meanwhile."""
+        return self.behind_pause if self.state == PAUSED else self.state
+
     def become(self, state: str) -> None:
         """Changes the announced state, at once. An actor that drains is not made ready again by what it was at, and one that is
         paused not before it is resumed."""

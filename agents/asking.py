@@ -54,16 +54,18 @@ async def ask_pair(
     Raises PrefillError for whatever is wrong there, MovedError, and for the decode server what `post` raises.
     """
     assert ref.prefill is not None
+    # A label alone is the one at the reply's end: told, where tokens of another are dropped by it; else the oldest it may be.
+    label = str if ref.prefill.exact else lambda _: ref.version
     decoding = asyncio.create_task(post(session, ref.url, request, timeout_s))
     prefilling = asyncio.create_task(_prefill(session, ref.prefill, request, timeout_s, ref.version, prefilled))
     try:
         await asyncio.wait({decoding, prefilling}, return_when=asyncio.FIRST_COMPLETED)
         if not prefilling.done():
-            reply = parse_reply(decoding.result(), ref.url, length, str)
+            reply = parse_reply(decoding.result(), ref.url, length, label)
             if not len(reply.token_ids):
                 return reply  # aborted before there was anything to go on from
         found = await prefilling
-        return joined(parse_reply(await decoding, ref.url, length, str), found, ref.prefill, ref.version)
+        return joined(parse_reply(await decoding, ref.url, length, label), found, ref.prefill, ref.version)
     finally:
         for task in (decoding, prefilling):
             task.cancel()

@@ -73,6 +73,12 @@ _ROUTER_GRACE_S: Final = 0.2
 OldestVersion = Callable[[EngineRef, str, float, float], str]
 
 
+def _arrived(error: Exception) -> bool:
+    """Whether the request that failed so reached an engine; of a pair, the half that failed."""
+    cause = error.cause if isinstance(error, PrefillError) else None
+    return not isinstance(cause or error, aiohttp.ClientConnectorError)
+
+
 def open_session() -> aiohttp.ClientSession:
     """A session for many concurrent requests: no connection limit (slots bound them), short keep-alive."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S))
@@ -196,15 +202,14 @@ class EngineClient:
         An abort by the engine is continued from the tokens held, with what remains of the budget, possibly on another
         engine; then the generation's spans name every version that took part.
         """
-        params = {**self.sampling, **(sampling or {})}
-        if max_new_tokens is not None:
-            params["max_new_tokens"] = max_new_tokens
-        prompt, params = np.asarray(token_ids, dtype=np.int32), check_sampling(params)
+        given = {**(sampling or {}), **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
+        prompt, params = np.asarray(token_ids, dtype=np.int32), check_sampling({**self.sampling, **given})
         if self._budget.is_spent:
             return nothing_more(prompt)
         if self._seeds is not None and "sampling_seed" not in params:
-            params["sampling_seed"] = self._seeds.next(prompt)
-        held = self._open(prompt, self._budget.within(params))
+            given["sampling_seed"] = params["sampling_seed"] = self._seeds.next(prompt)
+        named = check_sampling({**self._sampling, **self._row, **given})
+        held = self._open(prompt, self._budget.within(params), self._budget.within(named))
         made = self._comparable(await self._finish(held), params)
         self._affinity.reported(prompt, made)
         self._budget.spend(len(made.token_ids))
@@ -226,7 +231,7 @@ class EngineClient:
             try:
                 reply = await self._send(held, retries)
             except _FAILED as error:
-                if not isinstance(error, aiohttp.ClientConnectorError):
+                if _arrived(error):
                     held.interrupted = "lost"
                 await self._retry_later(held, retries, error)
                 continue
@@ -236,11 +241,12 @@ class EngineClient:
                 await self._resume_later(held, retries, reply)
         return held.generation()
 
-    def _open(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any]) -> Held:
+    def _open(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any], named: dict[str, Any]) -> Held:
+        """`named`: what the request is known by, which no change of the run's sampling meanwhile makes another one."""
         routed_from = self._affinity.routed_from(prompt) if self._choices.capture is not None else 0
         if self.journal is None:
             return Held(prompt, sampling, routed_from)
-        return self.journal.open(prompt, sampling, routed_from)
+        return self.journal.open(prompt, sampling, routed_from, named)
 
     async def _send(self, held: Held, retries: Retries) -> Reply:
         """One request on one engine; its reply is added to `held`."""

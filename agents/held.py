@@ -71,6 +71,11 @@ class Held:
         self._routed_from = routed_from
 
     @property
+    def sampling(self) -> dict[str, Any]:
+        """As it was asked for, whatever is held."""
+        return self._sampling
+
+    @property
     def count(self) -> int:
         """Tokens held."""
         return sum(len(reply.token_ids) for reply in self._replies)

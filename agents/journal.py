@@ -1,6 +1,7 @@
 """What an episode has generated so far, so that an interrupted one goes on instead of beginning again.
 
-Invariant: a generation is handed out again only for the very request that made it (the same tokens, the same sampling).
+Invariant: a generation is handed out again only for the very request that made it (the same tokens, the same sampling but for
+what was changed for the whole run meanwhile: a generation in flight ends as it began, whoever ends it).
 The generate hook simply runs anew: as long as its environment answers as before, it gets its own generations back, token
 for token with their versions; where it asks for something else, engines generate.
 
@@ -32,19 +33,29 @@ class Journal:
             self._earlier.setdefault(one.request, deque()).append(one)
         self._opened: list[tuple[str, Held]] = []
 
-    def open(self, prompt: npt.NDArray[np.int32], sampling: dict[str, Any], routed_from: int = 0) -> Held:
-        """The tokens held for `prompt` [P]: none, or what an earlier run made of it. `sampling` as check_sampling has it."""
-        request = request_digest(prompt, sampling)
+    def open(
+        self,
+        prompt: npt.NDArray[np.int32],
+        sampling: dict[str, Any],
+        routed_from: int = 0,
+        named: Mapping[str, Any] | None = None,
+    ) -> Held:
+        """The tokens held for `prompt` [P]: none, or what an earlier run made of it, which ends as it began. `sampling` as
+        check_sampling has it; `named`: by what of it the request is known, None for all."""
+        request = request_digest(prompt, sampling if named is None else named)
         held = Held(prompt, sampling, routed_from)
         earlier = self._earlier.get(request)
         if earlier:
-            held.adopt(_generation(earlier.popleft()))
+            begun = earlier.popleft()
+            before = Held(prompt, begun.sampling or sampling, routed_from)
+            before.adopt(_generation(begun))
+            held = before if before.count else held
         self._opened.append((request, held))
         return held
 
     def begun(self) -> list[Begun]:
         """Every generation that holds a token, finished or not, and those of earlier runs that nobody asked for yet."""
-        made = [_begun(request, held.generation()) for request, held in self._opened if held.count]
+        made = [_begun(request, held.generation(), held.sampling) for request, held in self._opened if held.count]
         return made + [one for waiting in self._earlier.values() for one in waiting]
 
 
@@ -55,9 +66,10 @@ def request_digest(prompt: npt.NDArray[np.int32], sampling: Mapping[str, Any]) -
     return state.hexdigest()
 
 
-def _begun(request: str, generation: Generation) -> Begun:
+def _begun(request: str, generation: Generation, sampling: dict[str, Any]) -> Begun:
     return Begun(
         request=request,
+        sampling=sampling,
         token_ids=generation.token_ids,
         logprobs=generation.logprobs,
         spans=generation.spans,

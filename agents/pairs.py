@@ -133,6 +133,8 @@ def joined(reply: Reply, found: Prefilled, prefill: Prefill, version: str) -> Re
             f" {int(reply.token_ids[0])}; expected the same: they do not belong together"
         )
     if not prefill.exact:
+        if reply.conservative:
+            return reply  # of a release that does not say which token is whose
         return msgspec.structs.replace(reply, spans=_from(found.first, reply.spans))
     kept = _leading(reply.spans, version)
     if kept == len(reply.token_ids):

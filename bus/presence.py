@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -98,6 +99,10 @@ class Roster:
     def members(self) -> list[Heartbeat]:
         """Everybody who is there, by role and instance."""
         return [self._members[key] for key in sorted(self._members)]
+
+    def heard_of(self, role: str, instance: str, started_at: float) -> bool:
+        """Whether this incarnation, or a later one, was ever a member here; one that just began may not be yet."""
+        return self._newest.get((role, instance), (-math.inf, 0))[0] >= started_at
 
     @property
     def listens(self) -> bool:

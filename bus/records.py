@@ -28,6 +28,7 @@ class Begun(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
     `request` is the digest of the prompt and the sampling parameters that they answer. finish_reason "abort": the
     generation itself was interrupted, and goes on behind these tokens. `routed_experts`, `kept_tokens`: as Generation has them.
+    `sampling`: with which they were drawn, and are gone on behind; empty where that is not known.
     """
 
     request: str
@@ -45,6 +46,7 @@ class Begun(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     routed_experts: Array | None = None
     routed_from: int = 0
     kept_tokens: KeptTokens | None = None
+    sampling: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         count, end = len(self.token_ids), self.spans[-1].end if self.spans else 0

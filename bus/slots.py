@@ -15,8 +15,8 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from nats.aio.msg import Msg
@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 _FAMILY: Final = "slot"
 _WANTED: Final = "wanted"
+_AGAIN_S: Final = 1.0
 
 
 class Holder(NamedTuple):
@@ -79,6 +80,7 @@ class Slots:
         self._taking: set[int] = set()
         self._changed = asyncio.Event()
         self._giving: set[asyncio.Task[None]] = set()
+        self._doubtful = False
         self._process, self._turn = own(), asyncio.Lock()
         self.wanted = asyncio.Event()
         """Set when another process waits for a slot; for the reader to clear."""
@@ -130,7 +132,11 @@ class Slots:
         """Gives a slot back; one that was lost is not ours to give. Raises BusError: it is then ours to take again."""
         if self._held.get(slot.number) is slot:
             del self._held[slot.number]
-        await self._register.clear(slot.token, _FAMILY, self._name, str(slot.number))
+        try:
+            await self._register.clear(slot.token, _FAMILY, self._name, str(slot.number))
+        except (BusError, asyncio.CancelledError):
+            self._doubtful = True
+            raise
 
     async def records(self) -> dict[int, SlotRecord]:
         """Who is recorded to hold which slot, alive or not."""
@@ -165,6 +171,9 @@ class Slots:
             token = await self._register.compare_and_set(record, revision, _FAMILY, self._name, str(number))
         except WrongSequenceError:
             return None
+        except BusError:
+            self._doubtful = True
+            raise
         finally:
             self._taking.discard(number)
         slot = self._held[number] = Slot(number, token)
@@ -180,8 +189,10 @@ class Slots:
             return number not in self._held and number not in self._taking
         if record.process is not None and record.process.known_dead:
             return True
-        # Its first heartbeat came before it took anything; only a clock that was set could make a slot look older.
-        return record.holder not in alive
+        if record.holder in alive:
+            return False
+        # Its first heartbeat came before it took anything, but where a roll call tells of it, it may be heard after that.
+        return self._roster.heard_of(*record.holder) or abs(time.time() - record.at) > EXPIRY_S
 
     async def _read(self) -> dict[int, tuple[int, SlotRecord | None]]:
         """Revision and record of each slot that was ever taken; None: given back."""
@@ -209,6 +220,8 @@ class Slots:
         if last == _WANTED:
             if message.data != self._me.instance.encode():
                 self.wanted.set()
+                if self._doubtful:
+                    self._beside(self._settle())
             return
         sequence = int((message.headers or {}).get("Nats-Sequence", 0))
         slot = self._held.get(int(last))
@@ -221,14 +234,31 @@ class Slots:
         while True:
             await self._bus.reconnections().wait()
             self._changed.set()
-            try:
-                found = await self._read()
-            except BusError as error:
-                _log.warning("slots of %s could not be read after an outage: %s", self._name, error)
-                continue
+            found = await self._read_for_sure()
             for number, slot in list(self._held.items()):
                 if found.get(number, (0, None))[0] != slot.token:
                     self._lose(slot)
+
+    async def _read_for_sure(self) -> dict[int, tuple[int, SlotRecord | None]]:
+        """No event says when a server that is back serves its streams again, and what was lost must be heard of."""
+        while True:
+            try:
+                return await self._read()
+            except BusError as error:
+                _log.warning("slots of %s cannot be read after an outage, trying again: %s", self._name, error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _settle(self) -> None:
+        """Somebody waits: gives back what is recorded as ours and is not, since a write's answer was never heard."""
+        self._doubtful = False
+        try:
+            for number, (revision, record) in (await self._read()).items():
+                ours = record is not None and record.holder == self._me
+                if ours and number not in self._held and number not in self._taking:
+                    await self._register.clear(revision, _FAMILY, self._name, str(number))
+        except BusError as error:
+            self._doubtful = True
+            _log.warning("slots of %s that this process may have left are not given back yet: %s", self._name, error)
 
     def _lose(self, slot: Slot) -> None:
         _log.error("slot %d of %s (token %d) was taken over", slot.number, self._name, slot.token)
@@ -237,9 +267,12 @@ class Slots:
 
     def _unwanted(self, taking: asyncio.Future[Slot | None]) -> None:
         if not taking.cancelled() and taking.exception() is None and (slot := taking.result()) is not None:
-            task = asyncio.create_task(self._give(slot))
-            self._giving.add(task)
-            task.add_done_callback(self._giving.discard)
+            self._beside(self._give(slot))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"slots of {self._name}")
+        self._giving.add(task)
+        task.add_done_callback(self._giving.discard)
 
     async def _give(self, slot: Slot) -> None:
         try:

@@ -136,6 +136,11 @@ class EngineConfig(Section):
         return self.instances - [part.started for part in self.parts if part.started][-1] if self.servers else 0
 
     @property
+    def fewest(self) -> int:
+        """What it is never scaled below by itself: pairs, and servers with encoders, are nothing without the last part."""
+        return self.before_last_part + (self.paired or self.encodes)
+
+    @property
     def paired(self) -> bool:
         """Whether a request is served by a prefill and a decode server together."""
         return any(part.role == "decode" for part in self.servers)

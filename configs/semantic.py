@@ -404,6 +404,10 @@ def _autoscale(config: RootConfig) -> Iterator[_Finding]:
             found = f"`{dotted(key)}.least: 0` with `evaluation.engines: {name}`"
             remedy = f"set `{dotted(key)}.least: 1`: an evaluation begins once one of them serves its version"
             yield (*key, "least"), found, "at least 1", remedy
+        if name in started and (fewest := started[name].fewest) > group.least:
+            found = f"`{dotted(key)}.least: {group.least}` with `engines.{name}.servers`"
+            expected = f"at least {fewest}: only the last part is scaled"
+            yield (*key, "least"), found, expected, f"set `{dotted(key)}.least: {fewest}` or more"
         section, gpus, count = (
             ("rollout", config.rollout.gpus, config.rollout.count)
             if name == "rollout"

@@ -16,8 +16,9 @@ from physarum.actors import scaling, states
 from physarum.actors.autoscaler import signals
 from physarum.actors.autoscaler.policy import Policy, Signal
 from physarum.actors.leadership import leading
-from physarum.actors.policy_engines import READY, evaluation_group, policy_group
+from physarum.actors.policy_engines import HANDING_OVER, READY, evaluation_group, policy_group
 from physarum.actors.runtime import Actor
+from physarum.actors.tools.errors import RunUnfitError
 from physarum.actors.waiting import unless_draining
 from physarum.bus import log
 from physarum.bus.errors import BusError, WrongSequenceError
@@ -49,14 +50,17 @@ class AutoscalerActor(Actor):
     async def _watch(self) -> None:
         async with Roster(self.bus).open() as roster:
             self.become("ready")
-            while True:
-                await roster.wait_change(_LOOK_S)
-                await self.context.resumed.wait()
-                try:
-                    await self._look(roster.members)
-                except (BusError, WrongSequenceError) as error:
-                    _log.warning("the sizes of groups stay as they are for now: %s", error)
-                await asyncio.sleep(self.config.supervisor.heartbeat_s)  # one look for many heartbeats
+            await self._looking(roster)
+
+    async def _looking(self, roster: Roster) -> None:
+        while True:
+            await roster.wait_change(_LOOK_S)
+            await self.context.resumed.wait()
+            try:
+                await self._look(roster.members)
+            except (BusError, WrongSequenceError, RunUnfitError) as error:
+                _log.warning("the sizes of groups stay as they are for now: %s", error)
+            await asyncio.sleep(self.config.supervisor.heartbeat_s)  # one look for many heartbeats
 
     async def _look(self, beats: list[Heartbeat]) -> None:
         register = self.context.run_register(states.Scaled)
@@ -65,7 +69,10 @@ class AutoscalerActor(Actor):
         signal = await self._signals(beats)
         changes = []
         for name, policy in self._policies.items():
-            ready = sum(beat.state == READY for beat in beats if beat.instance.rpartition("-")[0] == name)
+            states_of = [beat.state for beat in beats if beat.instance.rpartition("-")[0] == name]
+            if HANDING_OVER in states_of:
+                continue  # pairs take a version, for a second: what was seen before goes on to last
+            ready = states_of.count(READY)
             size = policy.decide(signal[name], len(now[name]), ready, time.monotonic())
             self.numbers[f"{name}_wanted"] = size
             if size != len(now[name]):
@@ -91,7 +98,7 @@ class AutoscalerActor(Actor):
         found: dict[str, Signal] = {}
         for name, group in self._settings.groups.items():
             if name != "rollout":
-                engines = [beat for beat in beats if beat.facts.get("group") == name]
+                engines = [beat for beat in beats if beat.role == "engine" and beat.facts.get("group") == name]
                 found[name] = signals.of_engines(group, engines, self._waiting(name, rollouts))
         if "rollout" in self._settings.groups:
             group, serving = (

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import aiohttp
 import msgspec
@@ -34,7 +34,7 @@ from physarum.actors.engine.nodes import RENDEZVOUS_FACT, Nodes, node_arguments
 from physarum.actors.engine.nodes import ROLE as NODE
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
-from physarum.actors.policy_engines import policy_group
+from physarum.actors.policy_engines import recording
 from physarum.actors.runtime import Actor
 from physarum.actors.served_model import served_model
 from physarum.actors.waiting import unless_draining
@@ -154,7 +154,7 @@ class EngineActor(Actor):
             model=self._settings.model or served_model(self.context.folder, self.config).resolve(),
             label="start",
             log_file=self.context.folder.logs / f"{self.context.identity.instance}.sglang.log",
-            sglang={**self._recording(), **self._settings.sglang},
+            sglang={**recording(self.config, self._group), **self._settings.sglang},
             sampling=() if self._settings.model is not None else parameters(self.config.rollout.sampling),
             environment=self._settings.env,
             role=self._role,
@@ -165,11 +165,6 @@ class EngineActor(Actor):
             return await EngineProcess.start(spec, cache=self.context.folder.path.parent / ".cache")
         except EngineArgumentError as error:
             raise UnrecoverableError(f"engines.{self._group}.sglang: {error}") from error
-
-    def _recording(self) -> dict[str, Any]:
-        """What the trainer replays is reported by engines that are started for it."""
-        replays = self.config.trainer.algorithm.replay.routing == "R3" and self._group == policy_group(self.config)
-        return {"enable-return-routed-experts": True} if replays else {}
 
     async def _detach(self, control: EngineControl) -> None:
         """Somebody else's engine goes on: it is not left in the middle of an update. Ours ends: it gives back what it has."""

@@ -24,12 +24,13 @@ from physarum.actors.engine.delivery import transport_for
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.listening import listen
+from physarum.actors.engine.load import UNREACHABLE
 from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
 from physarum.actors.engine.trials import Trials
 from physarum.actors.errors import ActorError, UnrecoverableError
-from physarum.actors.policy_engines import head_key
+from physarum.actors.policy_engines import HANDING_OVER, head_key
 from physarum.actors.served_model import served_model, served_quantisation
 from physarum.actors.weights_area import weights_area
 from physarum.bus.errors import BusError
@@ -77,8 +78,6 @@ _TRANSIENT: Final = (
     VersionRefusedError,
 )
 _RETRY_S: Final = 2.0
-HANDING_OVER: Final = "handing over"
-"""A half of a pair, while it takes a version: it takes no requests."""
 
 
 class Following:
@@ -141,14 +140,12 @@ class Following:
         found = await self._control.live_label()
         if self._is_between(receiver) or self._actor.facts.get("version") != serves:
             return  # it was asked before an update, or in the middle of one
-        if found == serves and self._actor.state == "ready":
-            return
         if found != serves:
             _log.warning(
                 "the engine says it serves %r, expected %r: it was started anew, and gets all again", found, serves
             )
             self._forget(receiver)
-        else:
+        elif self._actor.own_state == UNREACHABLE:
             self._actor.become("ready")  # it did not answer for a while, and is the same
 
     def _is_between(self, receiver: Receiver) -> bool:
@@ -169,7 +166,12 @@ class Following:
             self._look_again = changed.set
             while True:
                 changed.clear()
-                head = (await heads.get(*key)).value
+                try:
+                    head = (await heads.get(*key)).value
+                except BusError as error:  # no event says when a server that is back serves its streams again
+                    _log.warning("the head cannot be read now, trying again: %s", error)
+                    await _either(changed, services, _RETRY_S)
+                    continue
                 if head is not None and not await self._bring_to(head, receiver, services):
                     # Not reached: try again when the head or the holders change, at the latest after a moment.
                     await _either(changed, services, _RETRY_S)
@@ -216,7 +218,7 @@ class Following:
             if fresh or not self._settings.paired or self._settings.pause == "in_place":
                 yield
                 return
-            before = self._actor.state
+            before = self._actor.own_state
             self._actor.become(HANDING_OVER)
             try:
                 await hand_over(self._control)
@@ -224,7 +226,7 @@ class Following:
             except EngineQuarantineError:
                 raise
             except BaseException:
-                if self._actor.state == HANDING_OVER:
+                if self._actor.own_state == HANDING_OVER:
                     self._actor.become(before)
                 raise
 

@@ -94,12 +94,12 @@ class Trials:
         if is_canary is None:
             raise UpdateRefusedError(f"{label} is not loaded any more: the engine is left as it is")
         if is_canary:
-            self.judging, self._state_before = True, self._actor.state
+            self.judging, self._state_before = True, self._actor.own_state
             self._actor.become("canary")
 
     def stand_down(self) -> None:
         """The update was not done: the engine serves what it served, if it answered before."""
-        if self.judging and self._actor.state == "canary":
+        if self.judging and self._actor.own_state == "canary":
             self._actor.become(self._state_before)
         self.judging = False
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import aiohttp
 import msgspec
 
+from physarum.actors.engine.encoding import ENCODER
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.errors import EngineArgumentError, EngineDiedError, EngineStartTimeoutError
+from physarum.actors.engine.handing_over import HAND_OVER_S
 from physarum.actors.engine.nodes import (
     ATTEMPT_FACT,
     ENGINE_FACT,
@@ -27,10 +29,14 @@ from physarum.actors.engine.nodes import (
 )
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
+from physarum.actors.policy_engines import recording
 from physarum.actors.runtime import Actor
 from physarum.actors.served_model import served_model
 from physarum.bus.presence import Roster
 from physarum.configs.engine import EngineConfig
+
+_OUTLIVES_S: Final = 2 * HAND_OVER_S
+"""Its engine's hand-over, and the end of its process; one that does not leave then goes on without this node, and ends."""
 
 
 class NodeActor(Actor):
@@ -55,6 +61,16 @@ class NodeActor(Actor):
             await asyncio.wait((draining, working), return_when=asyncio.FIRST_COMPLETED)
             if not draining.done():
                 working.result()
+            elif attempt := self.facts.get(ATTEMPT_FACT):
+                await self._outlive(attempt, working)
+
+    async def _outlive(self, attempt: str, working: asyncio.Task[None]) -> None:
+        """An engine that leaves with its nodes hands over what it has, for which it needs them: its word is waited for."""
+        over = asyncio.create_task(self._until_over(attempt), name="the engine leaves")
+        try:
+            await asyncio.wait((over, working), timeout=_OUTLIVES_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _ended((over,))
 
     async def _work(self, session: aiohttp.ClientSession) -> None:
         """One attempt after another, for ever."""
@@ -114,20 +130,26 @@ class NodeActor(Actor):
 
     async def _started(self, attempt: Rendezvous) -> EngineProcess:
         folder = self.context.folder
-        spec = EngineSpec(
-            python=engine_python(self._settings),
-            model=self._settings.model or served_model(folder, self.config).resolve(),
-            label="start",
-            log_file=folder.logs / f"{self.context.identity.instance}.sglang.log",
-            sglang=self._settings.sglang,
-            environment=self._settings.env,
-            role=self._part.role,
-            nodes=node_arguments(self._part.nodes, self._rank, attempt.address),
-        )
+        spec = self._spec(attempt)
         try:
             return await EngineProcess.start(spec, cache=folder.path.parent / ".cache")
         except EngineArgumentError as error:
             raise UnrecoverableError(f"engines.{self._group}.sglang: {error}") from error
+
+    def _spec(self, attempt: Rendezvous) -> EngineSpec:
+        """As the engine's own, but for its place."""
+        folder = self.context.folder
+        return EngineSpec(
+            python=engine_python(self._settings),
+            model=self._settings.model or served_model(folder, self.config).resolve(),
+            label="start",
+            log_file=folder.logs / f"{self.context.identity.instance}.sglang.log",
+            sglang={**recording(self.config, self._group), **self._settings.sglang},
+            environment=self._settings.env,
+            role=self._part.role,
+            language_only=self._settings.encodes and self._part.role != ENCODER,
+            nodes=node_arguments(self._part.nodes, self._rank, attempt.address),
+        )
 
 
 async def _ended(tasks: tuple[asyncio.Task[Any], ...]) -> None:

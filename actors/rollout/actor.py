@@ -227,7 +227,8 @@ class Episodes:
         except TaskError as error:
             await self._bury(delivery, error)
         except EngineRefusedError as error:
-            await (self._bury(delivery, error) if _refuses_prompt(error, client) else self._fail(delivery, str(error)))
+            refused = _refuses_prompt(error, client)
+            await (self._bury(delivery, error) if refused else self._fail(delivery, f"{error}{_changed(client)}"))
         except (AgentError, RecordError, BadHookResultError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - a user's hook may raise anything; it ends this try, by name
@@ -326,8 +327,17 @@ class Episodes:
 
 
 def _refuses_prompt(error: EngineRefusedError, client: EngineClient) -> bool:
-    """An engine refuses what the task itself brings (a prompt longer than its context), rather than what an episode made."""
-    return error.status in _BAD_REQUEST and (client.journal is None or not client.journal.begun())
+    """An engine refuses what the task itself brings (a prompt longer than its context), rather than what an episode made, or
+    what somebody changed of the run's sampling: a change that no engine takes must not bury every task that comes."""
+    own = client.journal is None or not client.journal.begun()
+    return error.status in _BAD_REQUEST and own and not client.live.values
+
+
+def _changed(client: EngineClient) -> str:
+    """What a person should look at, where it may be that."""
+    if not client.live.values:
+        return ""
+    return f"; sampling was changed to {dict(client.live.values)}: if it is that, `actorctl sampling RUN --reset`"
 
 
 def _nothing() -> Sample:

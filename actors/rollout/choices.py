@@ -25,7 +25,7 @@ def engine_choices(config: RootConfig, model: Path) -> EngineChoices:
     """Of the run's training requests. `model`: the start model's folder. Raises UnrecoverableError. Blocking."""
     replay = config.trainer.algorithm.replay
     group = config.engines.get(policy_group(config))
-    seeded = group is not None and any(group.sglang.get(name) for name in _SEEDED)
+    seeded = group is not None and any(any(group.values_of(name)) for name in _SEEDED)
     capture = Capture(nucleus=replay.nucleus)
     if replay.routing == "R3":
         capture = routed(json.loads((model / "config.json").read_text()), replay.nucleus)

@@ -141,7 +141,8 @@ class KnownEngine:
         """For messages."""
         state = self.breaker.state(now)
         tripped = "" if state == "closed" else f" (its breaker is {state.replace('_', ' ')})"
-        return f"{self.beat.instance} is {self.beat.state}{tripped}"
+        half = "" if self.role == "regular" else f" ({self.role}, {self.version or 'no version yet'})"
+        return f"{self.beat.instance}{half} is {self.beat.state}{tripped}"
 
 
 def _number(label: str) -> int | None:

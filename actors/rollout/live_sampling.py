@@ -6,7 +6,9 @@ it, one in flight ends as it began. Which change that is, the worker announces (
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from typing import Final
 
 from physarum.actors import states
 from physarum.actors.runtime import Actor
@@ -14,6 +16,8 @@ from physarum.agents.session import LiveSampling
 from physarum.bus.errors import BusError
 
 _log = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 1.0
 
 
 async def read_sampling(actor: Actor, live: LiveSampling) -> None:
@@ -35,5 +39,7 @@ async def follow_sampling(actor: Actor, live: LiveSampling) -> None:
             changed.clear()
             try:
                 await read_sampling(actor, live)
-            except BusError as error:  # the watch is set again when the bus is back
-                _log.warning("a change of sampling is not read yet: %s", error)
+            except BusError as error:  # no event says when a server that is back serves its streams again
+                _log.warning("a change of sampling is not read yet, trying again: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+                changed.set()

@@ -165,6 +165,7 @@ class PresenceRouter:
         ticket = self._prefills.pop(ref.ticket)
         ticket.breaker.succeeded()
         ticket.engine.ended(ticket)
+        self._serve()  # it may have been a probe
 
     def release(self, ref: EngineRef) -> None:
         if (prefill := self._prefills.pop(ref.ticket, None)) is not None:

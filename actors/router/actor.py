@@ -25,6 +25,7 @@ from physarum.actors.policy_engines import READY
 from physarum.actors.router.process import start_router
 from physarum.actors.router.workers import Workers
 from physarum.actors.runtime import Actor
+from physarum.actors.waiting import unless_draining
 from physarum.bus.presence import Roster
 
 _RETRY_S: Final = 2.0
@@ -76,7 +77,7 @@ class RouterActor(Actor):
             raise UnrecoverableError(f"engines.{group}.start_router: {error}; {remedy}") from error
         stack.push_async_callback(process.stop)
         try:
-            await process.wait_healthy(session, settings.start_timeout_s)
+            await unless_draining(self.context, process.wait_healthy(session, settings.start_timeout_s))
         except (EngineDiedError, EngineStartTimeoutError) as error:
             raise ActorError(f"the router did not start: {error}") from error
         return process

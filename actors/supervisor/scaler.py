@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from physarum.actors import scaling, states
 from physarum.actors.supervisor.crew import Crew
 from physarum.actors.supervisor.keeper import Keeper
+from physarum.bus.errors import BusError
 from physarum.bus.register import Register
 from physarum.configs.root import RootConfig
 
 _log = logging.getLogger(__name__)
+
+_AGAIN_S: Final = 1.0
 
 MakeKeeper = Callable[[str, str], Keeper]
 
@@ -37,7 +40,13 @@ class Scaler:
                 while True:
                     await self._until(changed)
                     changed.clear()
-                    self._apply((await self._register.get(states.SCALE)).value)
+                    try:
+                        asked = (await self._register.get(states.SCALE)).value
+                    except BusError as error:  # no event says when a server that is back serves its streams again
+                        _log.warning("how many actors are wanted cannot be read now, trying again: %s", error)
+                        asyncio.get_running_loop().call_later(_AGAIN_S, changed.set)
+                        continue
+                    self._apply(asked)
         finally:
             for task in self._tasks:
                 task.cancel()

@@ -52,7 +52,7 @@ class EnvironmentPool:
         self._waiting: deque[asyncio.Future[_Running]] = deque()
         self._beside: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
-        self._closing = self._owed = False
+        self._closing = self._owed = self._warming = False
         self.leased = 0
 
     @property
@@ -84,19 +84,25 @@ class EnvironmentPool:
     @contextlib.asynccontextmanager
     async def lease(self) -> AsyncIterator[Leased]:
         """An instance for the block. Raises NoEnvironmentError, EnvironmentStartError, and EnvironmentLostError in the place of
-        the block's end when the place is lost meanwhile."""
+        the block's end when the place is lost meanwhile. Who is cancelled does not wait until the instance is closed: a
+        worker that drains has tokens to hand over before it is killed."""
         running = await self._taken()
         self._prewarm()
-        well = False
+        well = hurried = False
         self.leased += 1
         try:
             async with ends_when_lost(running.slot, self._name):
                 yield Leased(running.instance, self._place(running.slot))
             well = True
+        except asyncio.CancelledError:
+            hurried = True
+            raise
         finally:
             self.leased -= 1
             if not (well and self._config.reuse and self._kept(running)):
-                await asyncio.shield(self._end(running))
+                ended = self._end(running)
+                if not hurried:
+                    await asyncio.shield(ended)
 
     async def _taken(self) -> _Running:
         """An idle instance, or one that is given back meanwhile, or a place and a new one."""
@@ -137,7 +143,7 @@ class EnvironmentPool:
             self._begin(self._ending, self._release(slot))
             raise
         except Exception as error:
-            await self._release(slot)
+            await asyncio.shield(self._begin(self._ending, self._release(slot)))
             why = f"{type(error).__name__}: {error}" if str(error) else f"not within {self._config.start_timeout_s:g} s"
             raise EnvironmentStartError(
                 f"environments.{self._name}: place {place.number} did not start: {why}"
@@ -146,7 +152,6 @@ class EnvironmentPool:
     def _kept(self, running: _Running) -> bool:
         """Handed to an episode that waits here, or left idle; False: it is to be closed."""
         if running.slot.lost.is_set() or self._closing or self._owed:
-            self._owed = False
             return False
         while self._waiting:
             handed = self._waiting.popleft()
@@ -164,7 +169,9 @@ class EnvironmentPool:
             self._end(running)
 
     def _end(self, running: _Running) -> asyncio.Task[None]:
+        """Its place is given back, which is all that another worker was owed."""
         running.wake()
+        self._owed = False
         return self._begin(self._ending, self._ended(running))
 
     async def _ended(self, running: _Running) -> None:
@@ -182,11 +189,19 @@ class EnvironmentPool:
             _log.warning("environments.%s: place %d is not given back yet: %s", self._name, slot.number, error)
 
     def _prewarm(self) -> None:
-        if self._config.prewarm > len(self._idle) and not self._closing and not self._owed:
+        due = self._config.prewarm > len(self._idle) and not self._closing and not self._owed
+        if due and not self._warming:  # two at a time would start more than are wanted
+            self._warming = True
             self._begin(self._beside, self._warm())
 
     async def _warm(self) -> None:
         """Up to `prewarm`, as far as places are free."""
+        try:
+            await self._warm_up()
+        finally:
+            self._warming = False
+
+    async def _warm_up(self) -> None:
         while len(self._idle) < self._config.prewarm and not self._owed:
             try:
                 slot = await self._slots.try_acquire()

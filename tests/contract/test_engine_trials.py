@@ -35,6 +35,10 @@ class FakeActor:
     def __init__(self, context: object) -> None:
         self.context, self.state = context, "ready"
 
+    @property
+    def own_state(self) -> str:
+        return self.state
+
     def become(self, state: str) -> None:
         self.state = state
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from physarum.agents import asking
+from physarum.agents.client import _arrived
 from physarum.agents.engine_wire import Reply
 from physarum.agents.errors import EngineReplyError
 from physarum.agents.pairs import (
@@ -21,6 +25,7 @@ from physarum.agents.pairs import (
     parse_prefilled,
     room_at,
 )
+from physarum.agents.routing import EngineRef
 from physarum.bus.version import Span
 
 V1, V2 = "policy@1.1", "policy@1.2"
@@ -115,3 +120,26 @@ def test_rooms_are_used_once_and_fit_a_signed_number() -> None:
     rooms = [room_at(EXACT)["bootstrap_room"] for _ in range(200)]
     assert len(set(rooms)) == 200 and all(0 < room < 1 << 63 for room in rooms)
     assert room_at(EXACT) | {"bootstrap_room": 1} == {"bootstrap_host": "p", "bootstrap_port": 9, "bootstrap_room": 1}
+
+
+@pytest.mark.parametrize(("prefill", "at_end", "kept"), [(MIXED, V2, V1), (EXACT, V1, V1)])
+async def test_a_pair_that_reports_no_version_by_token_makes_no_token_look_younger(
+    prefill: Prefill, at_end: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one label of SGLang 0.5.15 is the one at the reply's end: in place it would hide the update in the middle."""
+
+    async def post(session: Any, base: str, request: bytes, timeout_s: float, headers: Any = None) -> bytes:
+        logprobs = [[-0.5, 7, None], [-0.5, 8, None]]
+        meta = {"finish_reason": {"type": "stop"}, "weight_version": at_end, "output_token_logprobs": logprobs}
+        return json.dumps({"output_ids": [7, 8], "meta_info": meta}).encode()
+
+    monkeypatch.setattr(asking, "post", post)
+    ref = EngineRef("http://d", "policy-1", V1, prefill=prefill)
+    found = await asking.ask_pair(None, ref, b"", 3, 5.0, lambda: None)  # type: ignore[arg-type]
+    assert found.spans == [Span(kept, 0, 2)] and found.conservative
+
+
+def test_a_half_that_refused_its_connection_interrupted_nothing() -> None:
+    refused = aiohttp.ClientConnectorError(None, OSError("refused"))  # type: ignore[arg-type]
+    assert not _arrived(PrefillError("gone", refused)) and not _arrived(refused)
+    assert _arrived(PrefillError("moved")) and _arrived(TimeoutError())

@@ -53,6 +53,13 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["`autoscale.groups.evals.least: 0` with `evaluation.engines: evals`", "least: 1`"],
         ),
         (["autoscale.groups.reward={most: 2}"], ["one of rollout, policy"]),
+        (
+            [
+                "engines.policy.servers=[{role: prefill, count: 2}, {role: decode, count: 3}]",
+                "autoscale.groups.policy={most: 9}",
+            ],
+            ["`autoscale.groups.policy.least: 1` with `engines.policy.servers`", "at least 3", "least: 3` or more"],
+        ),
         (["source.group_size=1"], ["`source.group_size: 1` with `trainer.algorithm.advantage: grpo`"]),
         (
             ["trainer.algorithm.correction=none"],

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from physarum.actors.context import Identity
 from physarum.actors.engine.nodes import Nodes, Rendezvous, engine_of, name_of, node_arguments
 from physarum.actors.errors import ActorError
+from physarum.actors.node.actor import NodeActor
 from physarum.bus.presence import Heartbeat
+from physarum.configs.loader import resolve
+from physarum.configs.overrides import parse_command_line
+
+RECIPE = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -106,3 +114,42 @@ def test_names_and_arguments() -> None:
     assert node_arguments(2, 1, "h:5") == {"nnodes": 2, "node-rank": 1, "dist-init-addr": "h:5"}
     with pytest.raises(ValueError, match="is no node of an engine"):
         engine_of("policy-0")
+
+
+def node_of(*settings: str) -> NodeActor:
+    """`policy-0-node-1`, whose engine announces attempt `a`, and which takes part in it."""
+    context = SimpleNamespace(
+        config=resolve(RECIPE, parse_command_line(["engines.policy.nodes=2", *settings])),
+        identity=Identity("run", "node", "policy-0-node-1"), bus=None, publisher=None, host="here",
+        folder=SimpleNamespace(logs=Path("logs"), start_model=Path("model")),
+    )  # fmt: skip
+    node = NodeActor(context)  # type: ignore[arg-type]  # what it uses of a context
+    node._engine, node._rank, node._group = "policy-0", 1, "policy"
+    node._settings = context.config.engines["policy"].of_server(0)
+    node._part, node._changed = node._settings.part_of(0), asyncio.Event()
+    meeting = {"address": "h:5", "attempt": "a"}
+    engine = Heartbeat(
+        role="engine", instance="policy-0", state="ready", pid=1, host="here", started_at=0.0, sequence=1,
+        facts={"rendezvous": meeting},
+    )  # fmt: skip
+    node._engines = SimpleNamespace(members=[engine])  # type: ignore[assignment]
+    return node
+
+
+def test_every_node_of_an_engine_reports_the_routing_that_is_replayed() -> None:
+    """Ranks that capture and ranks that do not would not be one engine."""
+    spec = node_of("trainer.algorithm.replay.routing=R3")._spec(Rendezvous(address="h:5", attempt="a"))
+    assert spec.sglang["enable-return-routed-experts"] is True and spec.nodes["node-rank"] == 1
+    assert "enable-return-routed-experts" not in node_of()._spec(Rendezvous(address="h:5", attempt="a")).sglang
+
+
+async def test_a_node_that_is_scaled_away_stays_until_its_engine_has_handed_over() -> None:
+    node = node_of()
+    serving = asyncio.create_task(asyncio.Event().wait())
+    leaving = asyncio.create_task(node._outlive("a", serving))  # type: ignore[arg-type]
+    await asyncio.sleep(0.02)
+    assert not leaving.done(), "its engine still answers requests with it"
+    node._engines.members.clear()
+    node._changed.set()
+    await asyncio.wait_for(leaving, 5)
+    serving.cancel()

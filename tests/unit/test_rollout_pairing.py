@@ -38,7 +38,8 @@ async def test_halves_of_different_versions_are_no_pair() -> None:
     fleet = Pairs()
     fleet.has("p-0", version="policy@1.1")
     fleet.has("d-0", version="policy@1.0")
-    with pytest.raises(NoEngineError, match="d-0 is ready, p-0 is ready"):
+    why = r"d-0 \(decode, policy@1.0\) is ready, p-0 \(prefill, policy@1.1\) is ready"
+    with pytest.raises(NoEngineError, match=why):
         await fleet.pick(deadline_s=0.05)
     waiting = fleet.asks()
     await asyncio.sleep(0)
@@ -135,6 +136,22 @@ async def test_what_is_aborted_on_its_way_while_a_half_hands_over_is_no_fault_of
         fleet.router.release(ref)
     fleet.has("d-0")
     assert (await fleet.pick(deadline_s=0.2)).instance == "d-0"
+
+
+async def test_who_waits_is_served_as_soon_as_a_probed_prefill_server_answers() -> None:
+    """Its answer closes the breaker; the decode server goes on with the probe for minutes."""
+    fleet = Pairs(breaker=SOON)
+    fleet.has("p-0", "d-0")
+    ref = await fleet.pick()
+    refused = aiohttp.ClientConnectorError(None, OSError("refused"))  # type: ignore[arg-type]
+    fleet.router.failed(ref, PrefillError("gone", refused))
+    fleet.router.release(ref)
+    probe = await fleet.pick()
+    waiting = fleet.asks()
+    await asyncio.sleep(0.02)
+    assert not waiting.done(), "one probe at a time"
+    fleet.router.prefilled(probe)
+    assert (await asyncio.wait_for(waiting, 1)).home == "p-0"
 
 
 async def test_encoders_are_never_asked() -> None:
