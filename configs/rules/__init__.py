@@ -1,0 +1,1 @@
+"""Rules over several sections, by what they are about (semantic.py runs them all)."""
