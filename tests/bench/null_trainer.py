@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,8 +27,9 @@ class NullWorld:
     def export(self) -> Iterator[Any]:
         return iter(())
 
-    def save(self, folder: Path) -> None:
+    def begin_save(self, folder: Path) -> Callable[[float], None]:
         (folder / _STATE).write_bytes(b"")
+        return lambda timeout_s: None
 
     def load(self, folder: Path) -> None:
         (folder / _STATE).read_bytes()
