@@ -67,7 +67,7 @@ lint: env-dev
 
 # The benchmarks that check something; make bench is for numbers.
 bench-smoke: env-dev env-engine
-	@$(THREADS) $(BIN)/python -m pytest -m bench tests/bench $(ARGS)
+	@$(THREADS) $(BIN)/python -m pytest -m "bench and not slow" tests/bench $(ARGS)
 
 bench: env-dev env-engine
 	@$(THREADS) $(BIN)/python -m tests.bench $(B) --size $(SIZE) $(if $(RECORD),--record) $(ARGS)

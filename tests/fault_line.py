@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -91,15 +91,19 @@ class ChainedWorld:
     def export(self) -> Iterator[Any]:
         return iter(())
 
-    def save(self, folder: Path) -> None:
-        (folder / "weights").write_text(self.weights)
+    def begin_save(self, folder: Path) -> Callable[[float], None]:
+        weights = self.weights
+        return lambda timeout_s: self._write(folder, weights)
+
+    def _write(self, folder: Path, weights: str) -> None:
+        (folder / "weights").write_text(weights)
 
     def load(self, folder: Path) -> None:
         self.weights = (folder / "weights").read_text()
 
     def save_hf(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.save(folder)
+        self._write(folder, self.weights)
 
 
 def chained(weights: str, batch: list[list[int]]) -> str:
