@@ -22,7 +22,7 @@ class Control:
 def following(state: str) -> tuple[Following, list[str]]:
     became: list[str] = []
     made: Any = object.__new__(Following)
-    made._actor = SimpleNamespace(facts={"version": LABEL}, state=state, become=became.append)
+    made._actor = SimpleNamespace(facts={"version": LABEL}, own_state=state, become=became.append)
     made._receiver = SimpleNamespace(quarantined=None, touching=False)
     made._trials, made._control = SimpleNamespace(judging=False), Control()
     return made, became
