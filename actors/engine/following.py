@@ -150,7 +150,7 @@ class Following:
 
     def _is_between(self, receiver: Receiver) -> bool:
         """Two versions: what it serves says nothing, and it is not to take traffic because it answers."""
-        return receiver.touching or self._trials.judging or self._actor.state == HANDING_OVER
+        return receiver.touching or self._trials.judging or self._actor.own_state == HANDING_OVER
 
     def _forget(self, receiver: Receiver) -> None:
         self._actor.facts = {name: value for name, value in self._actor.facts.items() if name != "version"}
