@@ -272,6 +272,13 @@ async def test_engines_that_die_at_once_for_ever_end_the_request_with_what_there
     assert caught.value.partial.token_ids.tolist() == fleet.sent[0]
 
 
+async def test_many_deaths_with_progress_are_not_failures() -> None:
+    async with engines(*[330] * BUDGET) as (fleet, client):
+        made = await client.generate(PROMPT)
+    assert made.token_ids.tolist() == answer_to(PROMPT, BUDGET)
+    assert len(fleet.failures) > 2 * FAST.attempts and all(fleet.sent)
+
+
 async def test_a_pinned_task_keeps_only_what_is_certainly_of_its_weights() -> None:
     """The weights change while the engine's second chunk is made; the third leaves under the new label."""
     async with engines(1300, updates=frozenset({2})) as (fleet, client):
