@@ -13,11 +13,13 @@ from typing import Final
 import aiohttp
 
 from physarum.agents.engine_wire import Reply, parse_reply
-from physarum.agents.errors import EngineFailedError, EngineRefusedError
+from physarum.agents.errors import BrokenOffError, EngineFailedError, refusal
 from physarum.agents.pairs import Prefill, Prefilled, PrefillError, check_prefilled, joined, parse_prefilled
 from physarum.agents.routing import EngineRef
+from physarum.agents.streaming import Events, Received
 
 _JSON: Final = {"Content-Type": "application/json"}
+_EVENTS: Final = "text/event-stream"
 _BODY_EXCERPT_CHARS: Final = 500
 
 
@@ -35,10 +37,38 @@ async def post(
         body = await response.read()
     if response.status == HTTPStatus.OK:
         return body
-    excerpt = body[:_BODY_EXCERPT_CHARS].decode(errors="replace")
-    if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise EngineFailedError(base, response.status, excerpt)
-    raise EngineRefusedError(base, response.status, excerpt)
+    raise refusal(base, response.status, body[:_BODY_EXCERPT_CHARS].decode(errors="replace"))
+
+
+async def post_streamed(
+    session: aiohttp.ClientSession,
+    base: str,
+    request: bytes,
+    timeout_s: float,
+    received: Received,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Fills `received` until its last chunk; what it holds when this raises was made all the same. `timeout_s`: of the whole
+    answer. A server that does not stream is taken at its one body.
+
+    Raises what `post` does, EngineReplyError for what is no chunk, and BrokenOffError for an end before the last one.
+    """
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    url, sent = f"{base.rstrip('/')}/generate", {**_JSON, **(headers or {})}
+    async with session.post(url, data=request, headers=sent, timeout=timeout, allow_redirects=False) as response:
+        if response.status != HTTPStatus.OK:
+            body = await response.read()
+            raise refusal(base, response.status, body[:_BODY_EXCERPT_CHARS].decode(errors="replace"))
+        if response.content_type != _EVENTS:
+            received.take_whole(await response.read())
+            return
+        events = Events()
+        async for piece in response.content.iter_any():
+            for event in events.feed(piece):
+                received.take(event)
+            if received.finished:
+                return  # what follows says only that nothing follows
+    raise BrokenOffError(f"engine {base} ended its answer after {received.count} tokens and before the last chunk")
 
 
 async def ask_pair(

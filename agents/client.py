@@ -6,7 +6,7 @@ engines, updates, aborts). Nothing is re-tokenised, nothing is cut short in sile
     router.pick -> POST /generate -> parse_reply -> Held -> Generation
       ^   |              |                            |
       |   +- no engine   +- 4xx: EngineRefusedError   +- abort: continue behind the tokens held ---+
-      |   |              +- 5xx, connection, timeout: back off ------------------------------------+
+      |   |              +- 5xx, connection, timeout: back off; behind what a stream had brought --+
       |   +-> EngineUnavailableError(partial) <- attempts or deadline used up                      |
       +--------------------------------------------------------------------------------------------+
 """
@@ -29,13 +29,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from physarum.agents.asking import ask_pair, post
+from physarum.agents.asking import ask_pair, post, post_streamed
 from physarum.agents.budget import TokenBudget, nothing_more
 from physarum.agents.clock import EpisodeClock
 from physarum.agents.engine_wire import Reply, build_request, parse_reply
 from physarum.agents.environments.lease import Leased, NoEnvironmentError
 from physarum.agents.environments.pool import EnvironmentPool
 from physarum.agents.errors import (
+    BrokenOffError,
     EngineError,
     EngineFailedError,
     EngineUnavailableError,
@@ -53,6 +54,7 @@ from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
 from physarum.agents.routing import EngineRef, Router
 from physarum.agents.seeds import Seeds
 from physarum.agents.session import EngineChoices, LiveSampling, Session
+from physarum.agents.streaming import Received
 from physarum.bus.records import Task
 from physarum.bus.version import Version
 from physarum.configs.suggest import nearest
@@ -63,7 +65,15 @@ logger = logging.getLogger(__name__)
 KEEPALIVE_TIMEOUT_S: Final = 3.0
 _SESSION: Final = "X-SMG-Routing-Key"
 """By which an sglang-router of policy `manual` keeps a session on its engine."""
-_FAILED: Final = (EngineFailedError, OffPinError, PrefillError, MovedError, aiohttp.ClientError, TimeoutError)
+_FAILED: Final = (
+    EngineFailedError,
+    BrokenOffError,
+    OffPinError,
+    PrefillError,
+    MovedError,
+    aiohttp.ClientError,
+    TimeoutError,
+)
 """What another engine, or another try, may do better."""
 _ROUTER_GRACE_S: Final = 0.2
 """Beyond its deadline, for a router to say by itself why there is no engine."""
@@ -108,12 +118,13 @@ class EngineClient:
         meter: BusyMeter | None = None,
         episode_tokens: int | None = None,
         choices: EngineChoices | None = None,
+        stream_tokens: int | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
         engine's version, so that no prefix of old weights is reused; `resume_aborted` False returns an aborted generation as
-        it is (finish_reason "abort"). `on_sent`, to be set on a task's view, is called when a request goes out, after it
-        waited for an engine."""
+        it is (finish_reason "abort"); with `stream_tokens` answers come in chunks of so many, which outlive their engine.
+        `on_sent`, to be set on a task's view, is called when a request goes out, after it waited for an engine."""
         self._session, self._router, self._tokenizer = session, router, tokenizer
         self._sampling: dict[str, Any] = dict(sampling or {})
         self._retry, self._resume, self._cache_per_version = retry, resume_aborted, cache_per_version
@@ -124,6 +135,7 @@ class EngineClient:
         self._minimum: int | None = None
         self._affinity = Session()
         self._choices = choices or EngineChoices()
+        self._stream_tokens = stream_tokens
         self.live = LiveSampling()
         self.environments: Mapping[str, EnvironmentPool] = {}
         self._row: Mapping[str, Any] = {}
@@ -253,19 +265,21 @@ class EngineClient:
         prompt = held.next_prompt()
         ref = await self._pick(held, prompt, retries)
         rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
-        key = ref.version if self._cache_per_version and not ref.through else None
-        capture, sampling, routed_from = self._choices.capture, held.next_sampling(), held.next_routed()
-        asks = {} if capture is None else capture.asks(sampling, routed_from)
-        room = {} if ref.prefill is None else room_at(ref.prefill)
-        request = build_request(prompt, sampling, rid, key, {**asks, **room})
+        chunk = None if ref.prefill is not None or not held.continuable else self._stream_tokens
+        received = None if chunk is None else Received(ref.url, ref.version)
+        request = self._request(ref, held, prompt, rid, chunk)
         self.on_sent()
         try:
-            reply = await self._ask(ref, request, rid, len(prompt), retries.request_timeout_s, routed_from)
+            timeout_s, routed_from = retries.request_timeout_s, held.next_routed()
+            reply = await self._ask(ref, request, rid, len(prompt), timeout_s, routed_from, received)
             self._check_pin(reply, ref)
             self._router.served(ref, len(reply.token_ids))
             self._affinity.engine = ref.home
-        except _FAILED as error:
-            self._router.failed(ref, error)
+        except (*_FAILED, asyncio.CancelledError) as error:
+            if isinstance(error, Exception):
+                self._router.failed(ref, error)
+            if self._keep(received, held, len(prompt), rid, ref):
+                retries.progressed()
             raise
         finally:
             self._router.release(ref)
@@ -273,6 +287,25 @@ class EngineClient:
         self._count_replay(reply, len(prompt), held.continued_by(ref.instance))
         held.add(reply, rid, ref.instance)
         return reply
+
+    def _request(self, ref: EngineRef, held: Held, prompt: npt.NDArray[np.int32], rid: str, chunk: int | None) -> bytes:
+        """`chunk`: the tokens of one, where the answer is streamed."""
+        key = ref.version if self._cache_per_version and not ref.through else None
+        capture, sampling = self._choices.capture, held.next_sampling()
+        asks = {} if capture is None else capture.asks(sampling, held.next_routed())
+        room = {} if ref.prefill is None else room_at(ref.prefill)
+        return build_request(prompt, sampling, rid, key, {**asks, **room}, chunk)
+
+    def _keep(self, received: Received | None, held: Held, length: int, rid: str, ref: EngineRef) -> bool:
+        """What came of an answer that broke off stays in `held`, for the next request or the next worker; True for anything."""
+        partial = (
+            None if received is None else received.partial(length, self._choices.capture, exact=self._pin is not None)
+        )
+        if partial is None:
+            return False
+        self._count_replay(partial, length, held.continued_by(ref.instance))
+        held.add(partial, rid, ref.instance)
+        return True
 
     async def _pick(self, held: Held, prompt: npt.NDArray[np.int32], retries: Retries) -> EngineRef:
         """Waiting for an engine that comes is not charged to the request; only absence has its deadline."""
@@ -296,25 +329,33 @@ class EngineClient:
         return ref
 
     async def _ask(
-        self, ref: EngineRef, request: bytes, rid: str, length: int, timeout_s: float, routed_from: int
+        self,
+        ref: EngineRef,
+        request: bytes,
+        rid: str,
+        length: int,
+        timeout_s: float,
+        routed_from: int,
+        received: Received | None,
     ) -> Reply:
-        """Of one engine, or of a pair. `length`: of the prompt; `routed_from`: the first input whose experts are wanted."""
-        submitted_at = time.time()
+        """Of one engine, or of a pair. `length`: of the prompt; `routed_from`: the first input whose experts are wanted;
+        `received`: where the chunks of a streamed answer are kept."""
+        submitted_at, capture = time.time(), self._choices.capture
+
+        def oldest(label: str) -> str:
+            return self._oldest_version(ref, label, submitted_at, time.time())
+
         headers = {_SESSION: self._rid_prefix or rid} if ref.through else {}
         with self.meter.busy(), self.clock.working():
             if ref.prefill is not None:
                 return await ask_pair(
                     self._session, ref, request, length, timeout_s, lambda: self._router.prefilled(ref)
                 )
+            if received is not None:
+                await post_streamed(self._session, ref.url, request, timeout_s, received, headers)
+                return received.reply(length, oldest, capture, routed_from)
             body = await post(self._session, ref.url, request, timeout_s, headers)
-        return parse_reply(
-            body,
-            ref.url,
-            length,
-            lambda label: self._oldest_version(ref, label, submitted_at, time.time()),
-            self._choices.capture,
-            routed_from,
-        )
+        return parse_reply(body, ref.url, length, oldest, capture, routed_from)
 
     async def _resume_later(self, held: Held, retries: Retries, reply: Reply) -> None:
         """After an abort: at once when it brought tokens to continue from, else like a failure."""

@@ -46,20 +46,23 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     kept: KeptTokens | None = None
 
 
-class _Finish(msgspec.Struct):
+class Finish(msgspec.Struct):
     type: FinishReason
+    status_code: int | None = None
+    message: str | None = None
 
 
-class _VersionSpan(msgspec.Struct):
+class VersionSpan(msgspec.Struct):
     version: str
     start: int
     end: int
 
 
-class _Meta(msgspec.Struct):
-    finish_reason: _Finish
+class Said(msgspec.Struct, kw_only=True):
+    """What every meta_info may hold, at the end of a generation or in the midst of it."""
+
     weight_version: str
-    weight_versions: list[_VersionSpan] | None = None
+    weight_versions: list[VersionSpan] | None = None
     output_token_logprobs: list[tuple[float | None, int, str | None]] = []
     prompt_tokens: int = _NOT_SAID
     cached_tokens: int = 0
@@ -68,12 +71,16 @@ class _Meta(msgspec.Struct):
     output_token_sampling_mask: list[list[int]] | None = None
 
 
-class _Body(msgspec.Struct):
+class Meta(Said, kw_only=True):
+    finish_reason: Finish
+
+
+class Body(msgspec.Struct):
     output_ids: list[int]
-    meta_info: _Meta
+    meta_info: Meta
 
 
-_DECODER: Final = msgspec.json.Decoder(_Body)
+_DECODER: Final = msgspec.json.Decoder(Body)
 
 
 def build_request(
@@ -82,14 +89,17 @@ def build_request(
     rid: str,
     extra_key: str | None,
     further: Mapping[str, Any] | None = None,
+    stream_tokens: int | None = None,
 ) -> bytes:
-    """The JSON body. `extra_key` partitions the engine's prefix cache; `further` fields are added as they are."""
+    """The JSON body. `extra_key` partitions the engine's prefix cache; `further` fields are added as they are; with
+    `stream_tokens` the answer comes in chunks of so many tokens (the first chunk has one)."""
+    interval = {} if stream_tokens is None else {"stream_interval": stream_tokens}
     request: dict[str, Any] = {
         "input_ids": token_ids,
-        "sampling_params": dict(sampling),
+        "sampling_params": {**sampling, **interval},
         "return_logprob": True,
         "rid": rid,
-        "stream": False,
+        "stream": stream_tokens is not None,
         **(further or {}),
     }
     if extra_key is not None:
@@ -118,6 +128,17 @@ def parse_reply(
             f"engine {url} answered HTTP 200 with something that is not a reply of /generate: {error};"
             f" the body begins {body[:_EXCERPT_CHARS]!r}. Expected SGLang 0.5.15.post1 or 0.5.23 behind this URL"
         ) from error
+    return validated(decoded, prompt_len, single_version, capture, routed_from)
+
+
+def validated(
+    decoded: Body,
+    prompt_len: int,
+    single_version: Callable[[str], str],
+    capture: Capture | None = None,
+    routed_from: int = 0,
+) -> Reply:
+    """`parse_reply` of what was read already."""
     meta, count = decoded.meta_info, len(decoded.output_ids)
     spans = _spans(meta, count, single_version)
     flaw = _flaw(decoded, prompt_len, spans)
@@ -140,19 +161,19 @@ def parse_reply(
     )
 
 
-def _experts(meta: _Meta, capture: Capture | None, rows: int) -> Experts | None:
+def _experts(meta: Said, capture: Capture | None, rows: int) -> Experts | None:
     if capture is None or meta.routed_experts is None:
         return None
     return capture.experts_of(meta.routed_experts, rows)
 
 
-def _kept(meta: _Meta, capture: Capture | None, count: int) -> KeptTokens | None:
+def _kept(meta: Said, capture: Capture | None, count: int) -> KeptTokens | None:
     if capture is None or not capture.nucleus or meta.output_token_sampling_mask is None:
         return None
     return kept_rows(meta.output_token_sampling_mask, count)
 
 
-def _flaw(body: _Body, prompt_len: int, spans: list[Span]) -> Flaw | None:
+def _flaw(body: Body, prompt_len: int, spans: list[Span]) -> Flaw | None:
     """The first reason for which (some) tokens of this reply may not be trained."""
     meta = body.meta_info
     entries = meta.output_token_logprobs
@@ -169,7 +190,7 @@ def _flaw(body: _Body, prompt_len: int, spans: list[Span]) -> Flaw | None:
     return None
 
 
-def _spans(meta: _Meta, count: int, single_version: Callable[[str], str]) -> list[Span]:
+def _spans(meta: Said, count: int, single_version: Callable[[str], str]) -> list[Span]:
     """0.5.23 reports every version with its range, also an empty one for a request that never ran."""
     if meta.weight_versions is None:
         return _whole(single_version(meta.weight_version), count)

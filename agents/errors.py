@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,8 +36,18 @@ class EngineFailedError(EngineError):
         self.url, self.status, self.body = url, status, body
 
 
+def refusal(url: str, status: int, body: str) -> EngineFailedError | EngineRefusedError:
+    """What an answer of this status means."""
+    failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return EngineFailedError(url, status, body) if failed else EngineRefusedError(url, status, body)
+
+
 class EngineReplyError(EngineError):
     """HTTP 200 whose body is not a reply of /generate: an incompatible server, or not an engine at all."""
+
+
+class BrokenOffError(EngineError):
+    """The chunks of a streamed answer ended in order, but before the last one: an engine, or a router before it, let go."""
 
 
 class OffPinError(EngineError):

@@ -12,7 +12,8 @@ has to be computed again before the next token can be made is *replayed*. Both c
     retracted     weights changed, KV recomputed                    the whole context, once for each update
     squeezed      put back more often than updates say (no KV)      at most the whole reply: where it was is not said
 
-What a lost engine had made and not yet answered is made anew, and counted nowhere: nobody knows how much it was.
+What a lost engine had made and not yet sent is made anew, and counted nowhere: nobody knows how much it was. What it had sent
+(agents/streaming.py) is of the context of the request that goes on; which updates those tokens lived through is not known.
 A request that never reached an engine (connection refused), or that was cut off before its first token, interrupted nothing.
 The last token of a prompt is computed whatever is cached, so one replayed token for each continuation is the least there is.
 """

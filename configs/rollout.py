@@ -43,6 +43,8 @@ class RolloutConfig(Section):
     episode_tokens: Count | None = None
     """What the requests of an episode may generate in all; then they end as one does at its length. Null: no limit."""
     request_timeout_s: Seconds = 120.0
+    stream_tokens: Count | None = None
+    """Engines answer in chunks of so many tokens, and what they sent before they died is kept. Null: in one piece."""
     room_timeout_s: Seconds = 3600.0
     """A request may wait this long for room on a saturated engine."""
     routing: RoutingConfig = RoutingConfig()

@@ -64,7 +64,7 @@ NAMES: Final = frozenset(SamplingConfig.model_fields)
 REFUSED: Final[Mapping[str, str]] = {
     "n": "call generate once per sample",
     "beam_width": "beams are not drawn from the policy, so that nothing could be learnt from them",
-    "stream_interval": "nothing is streamed",
+    "stream_interval": "rollout.stream_tokens says how answers come",
 }
 """Of SGLang's, and why not."""
 

@@ -56,7 +56,7 @@ class Streams:
             "stream": True,
             **more,
         }
-        last: bytes = b""
+        ids, logprobs, last = [], [], {}
         async with (
             aiohttp.ClientSession(read_bufsize=2**22) as session,
             session.post(f"{self._engine.url}/generate", json=body) as response,
@@ -64,11 +64,12 @@ class Streams:
             assert response.status == 200
             async for line in response.content:
                 if line.startswith(b"data: {"):
-                    last = line
+                    last = json.loads(line.removeprefix(b"data: "))
+                    ids += last["output_ids"]
+                    logprobs += last["meta_info"]["output_token_logprobs"]
                     begun.set()
-        answer = json.loads(last.removeprefix(b"data: "))
-        assert isinstance(answer, dict)
-        return answer
+        meta = {**last["meta_info"], "output_token_logprobs": logprobs}
+        return {**last, "output_ids": ids, "meta_info": meta}
 
 
 def spans(answer: dict[str, Any]) -> list[tuple[str, int, int]]:

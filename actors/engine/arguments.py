@@ -92,6 +92,8 @@ def default_arguments(device: Device, schema: ServerSchema) -> dict[str, Any]:
     known = schema.by_name()
     # Without it /v1/loads reports neither tokens per second nor preemptions, on which the engine's limit rests.
     defaults: dict[str, Any] = {"enable-metrics": True} if "enable-metrics" in known else {}
+    if "incremental-streaming-output" in known:  # else each chunk of a streamed answer repeats those before it
+        defaults["incremental-streaming-output"] = True
     if device == "cpu":
         defaults |= _CPU_DEFAULTS
         if "cuda-graph-backend-decode" in known:

@@ -56,6 +56,7 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
             cache_per_version=True,
             episode_tokens=config.episode_tokens,
             choices=engine_choices(context.config, context.folder.start_model),
+            stream_tokens=config.stream_tokens,
         )
         evaluating = training if len(routers) == 1 else training.through(routers[-1])
         yield Clients(training, evaluating, routers[0], routers[-1])

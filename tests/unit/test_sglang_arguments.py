@@ -59,6 +59,12 @@ def test_the_command_names_model_port_and_label() -> None:
     )
 
 
+def test_chunks_hold_only_what_is_new_where_the_release_can() -> None:
+    can = ServerSchema("0.5.23", [*NEW.arguments, Argument(["--incremental-streaming-output"], 0)])
+    assert default_arguments("cuda", can) == {"incremental-streaming-output": True}
+    assert default_arguments("cuda", NEW) == {}
+
+
 def test_user_values_replace_defaults_and_null_removes_one() -> None:
     words = server_command(Path("/py"), Path("/m"), 7, "p@1.0", {"dtype": "bfloat16", "device": None}, "cpu", NEW)
     assert words[words.index("--dtype") + 1] == "bfloat16"
