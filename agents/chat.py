@@ -29,21 +29,26 @@ class Chat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     template_kwargs: dict[str, Any] = {}
 
 
+def given_messages(prompt: Any) -> list[dict[str, Any]] | None:
+    """A prompt as it was given, as messages; None for what is neither a text nor a list of messages."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if isinstance(prompt, list) and prompt and all(isinstance(one, Mapping) and "role" in one for one in prompt):
+        return [{key: value for key, value in one.items() if value is not None} for one in prompt]
+    return None
+
+
 def messages_of(task: Task) -> list[dict[str, Any]]:
     """The conversation that the policy continues: a text is what the user says; the system prompt goes before it, unless the
     row brings one. Keys without a value are left out (Parquet has every key in every message).
 
     Raises TaskError for a prompt that is neither a text nor a list of messages.
     """
-    chat, prompt = chat_of(task), task.prompt
-    if isinstance(prompt, str):
-        messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
-    elif isinstance(prompt, list) and prompt and all(isinstance(one, Mapping) and "role" in one for one in prompt):
-        messages = [{key: value for key, value in one.items() if value is not None} for one in prompt]
-    else:
+    chat, messages = chat_of(task), given_messages(task.prompt)
+    if messages is None:
         raise TaskError(
-            f"task {task.id} has a prompt of {type(prompt).__name__}; expected a text, or a list of messages with `role` and"
-            " `content`. Name the column that holds it in `source.columns.prompt`"
+            f"task {task.id} has a prompt of {type(task.prompt).__name__}; expected a text, or a list of messages with `role`"
+            " and `content`. Name the column that holds it in `source.columns.prompt`"
         )
     return with_system_prompt(messages, chat)
 

@@ -14,7 +14,7 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from physarum.agents.chat import METADATA_KEY, Chat, with_system_prompt
+from physarum.agents.chat import METADATA_KEY, Chat, given_messages, with_system_prompt
 from physarum.agents.errors import TaskError, TokenizerError
 from physarum.agents.rewards.answer import Answer
 from physarum.agents.rewards.backend import backend_for
@@ -51,14 +51,10 @@ def token_ids(answer: Answer, options: ClassifierReward) -> list[int]:
 
 def conversation(answer: Answer) -> list[dict[str, Any]]:
     """The row's prompt as the policy was given it (system prompt included), and the answer."""
-    prompt = answer.prompt
-    if isinstance(prompt, str):
-        messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
-    elif isinstance(prompt, list) and prompt and all(isinstance(one, dict) and "role" in one for one in prompt):
-        messages = [{name: value for name, value in one.items() if value is not None} for one in prompt]
-    else:
+    messages = given_messages(answer.prompt)
+    if messages is None:
         raise RewardError(
-            f"task {answer.task} has a prompt of {type(prompt).__name__}; expected a text or messages. Set"
+            f"task {answer.task} has a prompt of {type(answer.prompt).__name__}; expected a text or messages. Set"
             " `reward.args.render: tokens` for a classifier that shares the policy's tokenizer"
         )
     chat = Chat(system_prompt=(answer.metadata.get(METADATA_KEY) or {}).get("system_prompt"))

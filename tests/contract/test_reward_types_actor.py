@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -145,14 +145,10 @@ async def test_a_host_without_a_sandbox_ends_the_actor_by_name(
 
 
 @asynccontextmanager
-async def judge(says: str) -> AsyncIterator[str]:
-    """A server of chat completions; its address."""
-
-    async def handle(request: web.Request) -> web.Response:
-        return web.json_response({"choices": [{"message": {"content": says}}]})
-
+async def answering(path: str, handle: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """A server that answers posts to `path`; its address."""
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
+    app.router.add_post(path, handle)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -160,6 +156,17 @@ async def judge(says: str) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def judge(says: str) -> AsyncIterator[str]:
+    """A server of chat completions; its address."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response({"choices": [{"message": {"content": says}}]})
+
+    async with answering("/v1/chat/completions", handle) as url:
+        yield url
 
 
 async def present(bus: Bus, publisher: Publisher, url: str, sequence: int, state: str = "ready") -> None:
@@ -195,15 +202,8 @@ async def reward_model(score: float) -> AsyncIterator[str]:
         assert (await request.json())["input_ids"][0] == 1, "the sample as it is, prompt first"
         return web.json_response({"embedding": [score], "meta_info": {}})
 
-    app = web.Application()
-    app.router.add_post("/classify", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with answering("/classify", handle) as url:
+        yield url
 
 
 CLASSIFIER = (

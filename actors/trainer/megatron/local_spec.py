@@ -109,8 +109,7 @@ class PackedAttention(MegatronModule):
         layout = packed_seq_params
         if layout.shard is None or layout.order is None:
             if flash.fits(query, value, self.dropout if self.training else 0.0):
-                longest = max(layout.lengths)
-                return flash.attention(query, key, value, layout.bounds, longest, self.scale).flatten(1)
+                return flash.attention(query, key, value, layout.bounds, layout.max_seqlen_q, self.scale).flatten(1)
             outputs = [self._attend(query, key, value, group) for group in layout.groups]
         else:
             key, value = _gathered(key, value, layout.shard, layout.order)
