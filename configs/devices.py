@@ -52,6 +52,9 @@ def device_groups(config: RootConfig) -> dict[KeyPath, DeviceGroup]:
         ("rollout",): DeviceGroup(config.rollout.gpus, config.rollout.count, config.rollout.env),
         ("reward",): DeviceGroup(config.reward.gpus, config.reward.count, config.reward.env),
     }
+    for name, policy in config.policies.items():
+        trainer = policy.trainer
+        groups["policies", name, "trainer"] = DeviceGroup(trainer.gpus, trainer.ranks, trainer.env)
     for name, engine in config.engines.items():
         for index, part in enumerate(engine.servers):
             env = {**engine.env, **part.env}

@@ -44,6 +44,7 @@ from physarum.agents.protocols import Client
 from physarum.bus.codec import decode
 from physarum.bus.errors import BlobRefusedError, BlobUnreachableError, BusError, CodecError, RecordError
 from physarum.bus.records import Execution, Sample, Task
+from physarum.bus.version import model_of
 from physarum.bus.work import Delivery
 from physarum.configs.hooks import Hook, load_hook
 from physarum.configs.root import RootConfig
@@ -71,6 +72,7 @@ class RolloutActor(Actor):
         self.tally = _tally()
         self._router: PresenceRouter
         self._evaluating_router: PresenceRouter
+        self._other_routers: list[PresenceRouter] = []
         self._environments: Mapping[str, EnvironmentPool] = {}
 
     async def run(self) -> None:
@@ -79,9 +81,8 @@ class RolloutActor(Actor):
             raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
         hooks = Hooks(self.config, hook)
         async with AsyncExitStack() as stack:
-            client, evaluating, self._router, self._evaluating_router = await stack.enter_async_context(
-                open_clients(self.context)
-            )
+            clients = await stack.enter_async_context(open_clients(self.context))
+            client, evaluating, self._router, self._evaluating_router, self._other_routers = clients
             self._environments = await stack.enter_async_context(open_environments(self.context))
             client.environments = evaluating.environments = self._environments
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
@@ -140,12 +141,13 @@ class RolloutActor(Actor):
         replay = client.replay.pop()
         for name in ("interrupted", "replayed"):
             self.numbers[name] = self.numbers.get(name, 0) + sum(getattr(one, name) for one in replay.values())
-        self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
+        waiting = self._router.waiting + sum(router.waiting for router in self._other_routers)
+        self.numbers |= {"in_flight": client.meter.in_flight, "waiting": waiting}
         self.numbers |= {f"flaw_{name}": count for name, count in client.flaws.items()}
         if self._evaluating_router is not self._router:
             self.numbers["evaluating_waiting"] = self._evaluating_router.waiting
         self.numbers |= numbers_of(self._environments)
-        self._ask_for(self._router.pop_demand())
+        self._ask_for(self._router.pop_demand() + sum(router.pop_demand() for router in self._other_routers))
         if intervals or replay or any(tally.values()):
             told = msgspec.to_builtins(replay)
             await self.context.emit("generation", {**tally, "intervals": intervals, "replay": told})
@@ -270,7 +272,10 @@ class Episodes:
             return self._hooks.run(task, client)
 
         async with client.clock.limit(self._config.episode_timeout_s):
-            return _checked(await self._surplus.run(task, lambda: self._in_flight.run(task, client, generate)))
+            samples = _checked(await self._surplus.run(task, lambda: self._in_flight.run(task, client, generate)))
+        if self._actor.config.policies:
+            _check_policies(samples)
+        return samples
 
     async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: CutOffError) -> None:
         """Tells the trainer that the task ends here, past the reward: there is nothing to score."""
@@ -350,6 +355,17 @@ def _nothing() -> Sample:
         status="aborted",
         trainable=False,
     )
+
+
+def _check_policies(samples: list[Sample]) -> None:
+    """Raises BadHookResultError for a sample that no single policy can be trained on."""
+    for number, sample in enumerate(samples):
+        models = sorted({model_of([span]) for span in sample.spans})
+        if len(models) > 1 and sample.trainable:
+            raise BadHookResultError(
+                f"the generate hook returned sample {number} with tokens of {' and '.join(models)}; expected one policy's: give"
+                " each policy a trajectory of its own, in which the other's turns are the environment's (docs/policies.md)"
+            )
 
 
 def _checked(samples: Any) -> list[Sample]:

@@ -11,9 +11,11 @@ import psutil
 
 from physarum.actors.context import RunFolder
 from physarum.actors.engine.nodes import engine_of
+from physarum.actors.policies import policy_of
 from physarum.actors.supervisor import numa
 from physarum.actors.supervisor.process import ActorProcess, ActorRecord, read_records
 from physarum.configs.devices import assign_devices, present_devices
+from physarum.configs.origin import dotted
 from physarum.configs.root import RootConfig
 
 CommandFor: TypeAlias = Callable[[RunFolder, str, str], Sequence[str]]
@@ -96,6 +98,8 @@ def _share(config: RootConfig, role: str, instance: str) -> tuple[str, int, int]
             return role, int(text), config.rollout.count
         case "reward":
             return role, int(text), config.reward.count
+        case "trainer":
+            return dotted((*config.of_policy(policy_of(config, role, instance)).under, role)), int(text), 1
         case _:
             return role, int(text), 1
 
@@ -120,7 +124,7 @@ def _user_variables(config: RootConfig, role: str, instance: str) -> dict[str, s
         case "reward":
             return config.reward.env
         case "trainer":
-            return config.trainer.env
+            return config.of_policy(policy_of(config, role, instance)).trainer.env
         case _:
             return {}
 

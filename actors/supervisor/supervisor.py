@@ -27,6 +27,7 @@ import psutil
 from physarum.actors import scaling, states, summary
 from physarum.actors.context import RunFolder
 from physarum.actors.model_maker import Reporter, link_start_model
+from physarum.actors.policies import trainer_instance
 from physarum.actors.supervisor import ending, run_folder
 from physarum.actors.supervisor.attendance import INSTANCE, SUPERVISOR, Attendance
 from physarum.actors.supervisor.bus_keeper import BusKeeper
@@ -87,7 +88,9 @@ class Supervisor:
         with RunLock(self.folder.path):
             run_folder.refuse_unusable(self.folder, self._config)
             run_folder.prepare(self.folder, self._config)
-            await link_start_model(self._config, self.folder, self._stop, self._train, self._reporter)
+            for view in self._config.views():
+                folder = self.folder.of_policy(view.policy)
+                await link_start_model(view, folder, self._stop, self._train, self._reporter)
             keeper = BusKeeper(self._config, self.folder)
             try:
                 bus = await self._stop.guard(keeper.connect())
@@ -125,7 +128,9 @@ class Supervisor:
         crew = Crew(self.folder, keepers, self._stop, self._config.supervisor.drain_timeout_s)
         scaler = Scaler(self._config, register, crew, keeper_of)
         live = LiveRun(self._config, self.folder, bus, crew.records, lambda: attendance.roster.members)
-        feed = MetricsFeed(bus, [tally.add, observer.on_metric])
+        # The table and the summary's reports are of the run's own policy; the others are in `actorctl ps` and the summary.
+        others = {trainer_instance(policy) for policy in self._config.policies}
+        feed = MetricsFeed(bus, [tally.add, observer.on_metric], others)
         async with attendance.roster.open(), feed.open(), self._announced(bus, publisher), self._controlled(bus):
             display = _background(observer.observe(live), "display")
             async with display, _background(bus_keeper.watch_store(), "watch of the store"):

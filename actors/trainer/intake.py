@@ -11,6 +11,7 @@ from physarum.actors.dead_letters import DeadTask, dead_task
 from physarum.actors.tools.marks import read_marks
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.groups import Arrived, DeadMember
+from physarum.actors.trainer.own_samples import OwnSamples
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.wire import read_header
 from physarum.bus.intervals import IntervalSet
@@ -25,6 +26,7 @@ class Intake:
     def __init__(self, context: Context, planner: Planner, cursor: Cursor, replayed: IntervalSet) -> None:
         self._context, self._planner, self._cursor = context, planner, cursor
         self._replayed = replayed
+        self._own = OwnSamples.of(context.config)
         self.changed = asyncio.Event()
         self.came = asyncio.Event()
         self.refills: list[RefillRecord] = []
@@ -42,7 +44,8 @@ class Intake:
             async for batch in batches:
                 for entry in batch:
                     if entry.sequence not in self._cursor.consumed and entry.sequence not in self._replayed:
-                        self._planner.admit(Arrived(entry.sequence, read_header(entry.headers)), time.monotonic())
+                        header = self._own.header(read_header(entry.headers))
+                        self._planner.admit(Arrived(entry.sequence, header), time.monotonic())
                 ours = {entry.sequence for entry in batch}
                 for sequence in range(self.samples_through + 1, reader.next_sequence):
                     if sequence not in ours:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from physarum.actors.context import Context
 from physarum.actors.trainer.exhaustion import Exhaustion
 from physarum.actors.trainer.intake import Intake
+from physarum.actors.trainer.leader import Leader
 from physarum.actors.trainer.log_space import LogSpace
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.stepping import Stepper
@@ -25,10 +26,11 @@ Request = Callable[[], Awaitable[None]]
 
 
 class Next(NamedTuple):
-    """`waited_s`: seconds without a full batch."""
+    """`waited_s`: seconds without a full batch; `why`: of what ends training."""
 
-    what: Literal["batch", "drops", "exhausted", "draining"]
+    what: Literal["batch", "drops", "exhausted", "let go", "draining"]
     waited_s: float
+    why: str = ""
 
 
 class Readiness:
@@ -48,6 +50,7 @@ class Readiness:
         self._report = report
         self._requests: list[Request] = []
         self.exhaustion = Exhaustion(context, intake)
+        self.leader = Leader(context, intake.changed.set)
         self.space = LogSpace(context, stepper, planner, intake)
 
     def ask(self, request: Request) -> None:
@@ -69,7 +72,9 @@ class Readiness:
                     return Next("batch", time.perf_counter() - started)
                 if self._planner.drops_are_due or _passed(self._planner.drops_due_at):
                     return Next("drops", 0.0)
-                if await self.exhaustion.reached(self._refills):
+                if self.leader.done is not None and not self.exhaustion.source_ended:
+                    return Next("let go", 0.0, self.leader.done.reason)
+                if self.leader.permits_exhaustion and await self.exhaustion.reached(self._refills):
                     if await self._decided():
                         continue
                     await self._record(self._planner.groups.rest())
