@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from physarum.actors.context import Context
-from physarum.actors.trainer.own_samples import OwnSamples
+from physarum.actors.own_samples import OwnSamples
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.wire import read_execution
 from physarum.bus import log

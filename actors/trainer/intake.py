@@ -8,10 +8,10 @@ from contextlib import aclosing
 
 from physarum.actors.context import Context
 from physarum.actors.dead_letters import DeadTask, dead_task
+from physarum.actors.own_samples import OwnSamples
 from physarum.actors.tools.marks import read_marks
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.groups import Arrived, DeadMember
-from physarum.actors.trainer.own_samples import OwnSamples
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.wire import read_header
 from physarum.bus.intervals import IntervalSet

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from physarum.actors import policies, states
+from physarum.actors.own_samples import OwnSamples
 from physarum.actors.trainer import exports
 from physarum.actors.trainer.batch import StepResult
 from physarum.actors.trainer.bodies import Bodies
@@ -27,7 +28,6 @@ from physarum.actors.trainer.errors import BadSequence, EmptyBatch, NonFiniteSte
 from physarum.actors.trainer.mirroring import Mirroring
 from physarum.actors.trainer.mismatch_alarm import MismatchAlarm
 from physarum.actors.trainer.offers import Offers
-from physarum.actors.trainer.own_samples import OwnSamples
 from physarum.actors.trainer.plan import Plan
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.publication import Publication

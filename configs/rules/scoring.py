@@ -63,9 +63,8 @@ def _evaluation_engines(config: RootConfig) -> Iterator[Finding]:
     key: KeyPath = ("evaluation", "engines")
     following = list(config.following)
     if own not in following:
-        expected = (
-            f"a group under `engines` without `model` that follows the run's own policy; there are: {', '.join(following) or 'none'}"
-        )
+        there = ", ".join(following) or "none"
+        expected = f"a group under `engines` without `model` that follows the run's own policy; there are: {there}"
         yield key, f"`evaluation.engines: {own}`", expected, "name one of them, or define the group"
     elif config.engines[own].transport == "nccl":
         found = f"`engines.{own}.transport: nccl` with `evaluation.engines: {own}`"

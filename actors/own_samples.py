@@ -1,4 +1,4 @@
-"""Of each execution, the samples of one policy: what its trainer sees of SAMPLES where several policies are trained.
+"""Of each execution, the samples of one policy, where several are trained: what its trainer and its evaluation see.
 
 Invariant: headers and bodies are cut in the same way, so that the numbers of samples in a plan mean the same in both. An
 execution that has none is an execution without samples, which the planner drops as `absent`.
