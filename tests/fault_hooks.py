@@ -128,14 +128,18 @@ SOLVERS: Final = 500
 """In the place of the attempt, in the tokens of the policy "solver"."""
 
 
-async def two_policies(task: Task, client: Client, *, folder: str = "", seconds: float = 0.0) -> list[Sample]:
+async def two_policies(
+    task: Task, client: Client, *, folder: str = "", seconds: float = 0.0, padding: int = 0
+) -> list[Sample]:
     """One sample of each policy, the solver's first; by the ordinal, some tasks are of one policy alone."""
     if str(task.prompt) == "die-first" and task.attempt == 0:
         raise ValueError("the first attempt dies")
     await asyncio.sleep(seconds)
     marks = {"solver": SOLVERS, "policy": 0}
     made = {
-        name: sample(task.ordinal, task.attempt + mark) for name, mark in marks.items() if plays(name, task.ordinal)
+        name: sample(task.ordinal, task.attempt + mark, padding)
+        for name, mark in marks.items()
+        if plays(name, task.ordinal)
     }
     for name, one in made.items():
         one.origin, one.logprobs = "policy", np.zeros(one.response_len, np.float32)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from actor_fixture import running
+from actor_fixture import eventually, running
 from bus_fixture import DEADLINE_S, small_config
 from fault_hooks import SOLVERS, plays
 from fault_line import HOOKS, LINE, ChainedTrainer, Line, check, context, finished, line
@@ -18,13 +18,17 @@ from fault_line import HOOKS, LINE, ChainedTrainer, Line, check, context, finish
 from physarum.actors import states
 from physarum.actors.account import Account, accounts
 from physarum.actors.states import Floor
+from physarum.actors.tools.access import OpenRun
+from physarum.actors.tools.rolling_back import release, roll_back
+from physarum.actors.tools.saved import durables
 from physarum.actors.trainer.offers import Offers
 from physarum.bus import layout, ledger, log, names
 from physarum.bus.connection import Bus
-from physarum.bus.ledger import RefillRecord, RollbackRecord, StepRecord
+from physarum.bus.ledger import GroupClosedRecord, RefillRecord, RollbackRecord, StepRecord
 from physarum.bus.log import LogReader
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
+from physarum.configs.loader import resolve
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -147,3 +151,57 @@ async def test_the_runs_own_policy_ends_the_run_for_the_others(tmp_path: Path, t
     assert 0 < other.steps < 6 and other.reason == "the run's own policy is done: stop.steps = 6"
     assert all(one.closes for one in found.values())
     assert run.folder.of_policy(SOLVER).model != run.folder.model and run.folder.of_policy(SOLVER).model.is_dir()
+
+
+async def test_a_log_that_one_policy_keeps_full_is_waited_for_by_the_other(
+    tmp_path: Path, two: Bus, publisher: Publisher
+) -> None:
+    """The solver's trainer is away. The other one neither closes groups nor ends by name: what room there is to be made is the
+    solver's to make, and when it is there again everything is trained."""
+    await small_samples(two)
+    large = ["rollout.args.padding=2000", "age.admission=free", "trainer.checkpoint_every=1", "checkpoint.keep_last=1"]
+    async with line(tmp_path, two, publisher, *OPTIONS, *large, roles=LINE) as run:
+        reward = run.actors["reward"].publisher
+        async with asyncio.timeout(DEADLINE_S):
+            while reward.stats.waited_full < 6:  # each time the trainers are told, and look
+                await asyncio.sleep(0.02)
+        before = await ledger.read(two)
+        async with running(ChainedTrainer(context(run.folder, two, await Publisher(two).start(), f"trainer-{SOLVER}"))):
+            both = await both_done(run)
+    assert not any(isinstance(item.record, GroupClosedRecord) for item in before)
+    assert all(one.closes and one.dropped_by_reason.keys() == {"absent"} for one in both)
+
+
+async def small_samples(bus: Bus) -> None:
+    """SAMPLES holds a few executions, and none of the largest that would travel inline beside them."""
+    stream = names.stream(bus.run, "samples")
+    config = (await bus.api(f"STREAM.INFO.{stream}"))["config"]
+    await bus.api(f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 600 << 10})
+
+
+async def test_a_rollback_of_one_policy_leaves_the_other_as_it_is(
+    tmp_path: Path, two: Bus, publisher: Publisher
+) -> None:
+    """By the version's label; its trainer is held until it is let go by the policy's name."""
+    trainer = f"trainer-{SOLVER}"
+    slow = ["rollout.args.seconds=0.05", "policies.solver.trainer.checkpoint_every=1", f"run.name={two.run}"]
+    async with line(tmp_path, two, publisher, *OPTIONS, *slow, roles=LINE) as run:
+        visit = OpenRun(run.folder, resolve(run.folder.config), two, publisher, True)
+        dying = ChainedTrainer(context(run.folder, two, await Publisher(two).start(), trainer))
+        work = asyncio.create_task(dying.run())
+        await steps(two, SOLVER, 3)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        durable = next(one for one in await durables(visit.of_policy(SOLVER)) if one.number == 1)
+        done = await roll_back(visit, f"{SOLVER}@{durable.epoch}.1", "a test", hold=True)
+        successor = ChainedTrainer(context(run.folder, two, await Publisher(two).start(), trainer))
+        async with running(successor):
+            await eventually(lambda: successor.state == "held")
+            assert not await release(visit), "the run's own policy is not held"
+            assert await release(visit.of_policy(SOLVER))
+            await finished(two, publisher, DEADLINE_S)
+            await finished(two, publisher, DEADLINE_S, SOLVER)
+        first = await check(two, run.folder, own("policy"))
+        found = (await accounts(two, [SOLVER]))[SOLVER]
+    assert done.withdrawn_plans >= 1 and found.dropped_by_reason["withdrawn"] >= 1
+    assert found.closes and first.closes and first.dropped_by_reason.keys() == {"absent"}
