@@ -21,6 +21,7 @@ from physarum.actors.states import Floor
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.rolling_back import release, roll_back
 from physarum.actors.tools.saved import durables
+from physarum.actors.trainer.log_space import LogSpace
 from physarum.actors.trainer.offers import Offers
 from physarum.bus import layout, ledger, log, names
 from physarum.bus.connection import Bus
@@ -154,17 +155,23 @@ async def test_the_runs_own_policy_ends_the_run_for_the_others(tmp_path: Path, t
 
 
 async def test_a_log_that_one_policy_keeps_full_is_waited_for_by_the_other(
-    tmp_path: Path, two: Bus, publisher: Publisher
+    tmp_path: Path, two: Bus, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The solver's trainer is away. The other one neither closes groups nor ends by name: what room there is to be made is the
     solver's to make, and when it is there again everything is trained."""
     await small_samples(two)
+    looked: list[bool] = []
+    wanted = LogSpace.wanted
+
+    async def counted(space: LogSpace) -> bool:
+        found = await wanted(space)
+        looked.append(space._asked)
+        return found
+
+    monkeypatch.setattr(LogSpace, "wanted", counted)
     large = ["rollout.args.padding=2000", "age.admission=free", "trainer.checkpoint_every=1", "checkpoint.keep_last=1"]
     async with line(tmp_path, two, publisher, *OPTIONS, *large, roles=LINE) as run:
-        reward = run.actors["reward"].publisher
-        async with asyncio.timeout(DEADLINE_S):
-            while reward.stats.waited_full < 6:  # each time the trainers are told, and look
-                await asyncio.sleep(0.02)
+        await eventually(lambda: sum(looked) > 5)  # it was told that the log is full, found it so, and let it be
         before = await ledger.read(two)
         async with running(ChainedTrainer(context(run.folder, two, await Publisher(two).start(), f"trainer-{SOLVER}"))):
             both = await both_done(run)
