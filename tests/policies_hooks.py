@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from physarum.agents.calculator.episode import generate as calculate
 from physarum.agents.protocols import Client
 from physarum.agents.trajectory import Trajectory
 from physarum.bus.records import Execution, Sample, Task
@@ -37,13 +36,3 @@ async def generate(task: Task, client: Client, *, alone_every: int = 5) -> list[
 def even_shares(execution: Execution) -> list[float]:
     """Of each sample the share of its policy's tokens with an even id: depends on every token, and differs in a group."""
     return [float(np.mean(one.token_ids[one.prompt_len :][one.loss_mask] % 2 == 0)) for one in execution.samples]
-
-
-async def both_answer(task: Task, client: Client) -> list[Sample]:
-    """Each policy answers the calculator's question by itself."""
-    return [*await calculate(task, client), *await calculate(task, client.of("solver"))]
-
-
-def exact_matches(execution: Execution) -> list[float]:
-    """Of each sample whether its own answer is right."""
-    return [float(one.outputs.get("answer") == execution.task.label) for one in execution.samples]
