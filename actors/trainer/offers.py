@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FILLING: Final = "trainer-"
-"""Before the names of versions that are being written into the area. No policy's name has a "+"."""
+"""Before the names of versions that are being written into the area; of a further policy with its name between two "+", which
+no name has."""
 _PUBLISH_TIMEOUT_S: Final = 120.0
 
 
@@ -57,7 +58,7 @@ class Offers:
         self._quantisation: Quantisation | None = None
         self._stalled_s = 0.0
         policy = self._config.policy
-        self._filling = f"trainer+{policy}-" if policy else _FILLING
+        self._filling = f"trainer+{policy}+" if policy else _FILLING
 
     @property
     def wanted(self) -> bool:
