@@ -273,8 +273,9 @@ class Episodes:
 
         async with client.clock.limit(self._config.episode_timeout_s):
             samples = _checked(await self._surplus.run(task, lambda: self._in_flight.run(task, client, generate)))
-        if self._actor.config.policies:
-            _check_policies(samples)
+        config = self._actor.config
+        if config.policies:
+            _check_policies(samples, (config.model.name, *config.policies))
         return samples
 
     async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: CutOffError) -> None:
@@ -357,11 +358,16 @@ def _nothing() -> Sample:
     )
 
 
-def _check_policies(samples: list[Sample]) -> None:
-    """Raises BadHookResultError for a sample that no single policy can be trained on."""
+def _check_policies(samples: list[Sample], known: tuple[str, ...]) -> None:
+    """Raises BadHookResultError for a sample that no policy, or no single one, can be trained on."""
     for number, sample in enumerate(samples):
-        models = sorted({model_of([span]) for span in sample.spans})
-        if len(models) > 1 and sample.trainable:
+        models = sorted({model_of([span]) for span in sample.spans}) if sample.trainable else []
+        if models and models[0] not in known:
+            raise BadHookResultError(
+                f"the generate hook returned sample {number} with tokens of {models[0]}; expected those of"
+                f" {' or '.join(known)}: mark a sample that nobody is trained on as not trainable"
+            )
+        if len(models) > 1:
             raise BadHookResultError(
                 f"the generate hook returned sample {number} with tokens of {' and '.join(models)}; expected one policy's: give"
                 " each policy a trajectory of its own, in which the other's turns are the environment's (docs/policies.md)"

@@ -33,7 +33,7 @@ from physarum.configs.loader import resolve
 
 pytestmark = pytest.mark.timeout(60)
 
-SOLVER = "solver"
+SOLVER, IDLE = "solver", "idle"
 BOTH = (*LINE, f"trainer-{SOLVER}")
 OPTIONS = (
     "trainer.objective=rl", "engines.policy={}", "engines.solver={policy: solver}", f"rollout.generate={HOOKS}:two_policies",
@@ -45,12 +45,13 @@ TASKS = 40
 
 @pytest_asyncio.fixture
 async def two(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bus]:
-    """The streams of a run with both policies. No engine runs, so nothing is published."""
+    """The streams of a run with both policies, and a third. No engine runs, so nothing is published."""
     monkeypatch.setattr(Offers, "wanted", property(lambda offers: False))
     await bus.api(f"STREAM.DELETE.{names.stream(bus.run, 'ledger')}")
-    await layout.create(bus, small_config(), [SOLVER])
+    await layout.create(bus, small_config(), [SOLVER, IDLE])
     yield bus
-    await bus.api(f"STREAM.DELETE.{names.stream(bus.run, names.ledger_of(SOLVER))}")
+    for policy in (SOLVER, IDLE):
+        await bus.api(f"STREAM.DELETE.{names.stream(bus.run, names.ledger_of(policy))}")
 
 
 def own(policy: str, tasks: int = TASKS) -> Counter[tuple[int, int]]:
@@ -212,3 +213,15 @@ async def test_a_rollback_of_one_policy_leaves_the_other_as_it_is(
         found = (await accounts(two, [SOLVER]))[SOLVER]
     assert done.withdrawn_plans >= 1 and found.dropped_by_reason["withdrawn"] >= 1
     assert found.closes and first.closes and first.dropped_by_reason.keys() == {"absent"}
+
+
+async def test_a_policy_that_never_has_a_turn_holds_nobody_up(tmp_path: Path, two: Bus, publisher: Publisher) -> None:
+    """A third one, with the largest batches: what it drops makes room at once, and its model is the one that it began with."""
+    third = ["policies.idle.trainer.groups_per_batch=5", "engines.idle.policy=idle"]
+    async with line(tmp_path, two, publisher, *OPTIONS, *third, roles=(*BOTH, f"trainer-{IDLE}")) as run:
+        await both_done(run)
+        done = await finished(two, publisher, DEADLINE_S, IDLE)
+        found = (await accounts(two, [SOLVER, IDLE]))[IDLE]
+    assert (done.steps, found.trained, found.dropped_by_reason) == (0, 0, {"absent": TASKS})
+    assert found.closes and found.in_flight == 0
+    assert (run.folder.of_policy(IDLE).model / "weights").read_text() == ""

@@ -123,9 +123,15 @@ def test_headers_and_bodies_are_cut_to_the_same_samples() -> None:
 
 
 def test_a_sample_of_two_policies_is_refused_with_the_remedy() -> None:
-    _check_policies([sample("policy@1.0"), sample("solver@1.0", "solver@1.1")])
+    known = ("policy", "solver")
+    _check_policies([sample("policy@1.0"), sample("solver@1.0", "solver@1.1")], known)
     with pytest.raises(BadHookResultError, match=r"sample 1 with tokens of policy and solver.*trajectory of its own"):
-        _check_policies([sample("policy@1.0"), sample("policy@1.0", "solver@1.0")])
+        _check_policies([sample("policy@1.0"), sample("policy@1.0", "solver@1.0")], known)
+    stranger = sample("judge@1.0")
+    with pytest.raises(BadHookResultError, match=r"sample 0 with tokens of judge; expected those of policy or solver"):
+        _check_policies([stranger], known)
+    stranger.trainable = False
+    _check_policies([stranger], known)
 
 
 def step(plan: int, number: int) -> Numbered:
