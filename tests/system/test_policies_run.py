@@ -6,6 +6,8 @@ On stub engines every token says which weights made it; on real ones both polici
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -83,6 +85,39 @@ async def test_each_policys_tokens_are_of_its_weights_and_its_trainer_dies_alone
     assert {label.partition("@")[0] for label in journal.weights} == {"start", "policy", SOLVER}
     assert {name: epochs(records) for name, records in books.items()} == {"policy": 2, SOLVER: 2}
     check_accounts(found, steps=24)
+    check_commands(tmp_path, found)
+
+
+def actorctl(place: Path, *words: str, status: int = 0) -> Any:
+    """What a command on the finished run says, as JSON; its error where it is to fail."""
+    command = [sys.executable, "-m", "physarum.actors.actorctl", *words, "--root", str(place), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == status, done.stderr
+    return json.loads(done.stdout) if status == 0 else done.stderr
+
+
+def check_commands(place: Path, found: dict[str, Any]) -> None:
+    """Each finds the policy that is meant."""
+    counted = actorctl(place, "ledger", "two", "--recount")
+    assert counted["policies"][SOLVER] == found["policies"][SOLVER]["account"]
+    assert actorctl(place, "ledger", "two") == counted, "the summary says the same"
+    seen = actorctl(place, "weights", "ls", "two", "--policy", SOLVER)
+    assert {one["label"].partition("@")[0] for one in seen["versions"]} == {SOLVER} and seen["head"].startswith(SOLVER)
+    (step,) = [
+        one for one in actorctl(place, "ledger", "two", "--step", "20", "--policy", SOLVER)["steps"] if one["changed"]
+    ]
+    version = actorctl(place, "ledger", "two", "--version", f"{SOLVER}@{step['epoch']}.20")
+    assert version["made_by"] == step["plan"]
+    saved = actorctl(place, "checkpoints", "verify", "two", "--policy", SOLVER)["checkpoints"]
+    assert all(one["fault"] == "" for one in saved) and len(saved) > 1
+    label = f"{SOLVER}@{saved[-1]['name']}"
+    actorctl(place, "checkpoints", "export-hf", "two", str(place / "exported"), "--checkpoint", label)
+    model = Path(found["policies"][SOLVER]["model_dir"])
+    assert (place / "exported" / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert "trains policy, solver; expected one policy" in actorctl(
+        place, "fork", "two", "--at-step", "5", "--run", "x", status=2
+    )
+    assert "trains no policy 'solve'" in actorctl(place, "checkpoints", "ls", "two", "--policy", "solve", status=5)
 
 
 def check_accounts(found: dict[str, Any], steps: int) -> None:
