@@ -26,12 +26,13 @@ import numpy as np
 from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
+from physarum.actors.policies import named
 from physarum.actors.rollout.client import open_clients
 from physarum.actors.rollout.cutting import CutOffError
 from physarum.actors.rollout.environments import numbers_of, open_environments
 from physarum.actors.rollout.in_flight import InFlight
 from physarum.actors.rollout.live_sampling import follow_sampling, read_sampling
-from physarum.actors.rollout.router import PresenceRouter
+from physarum.actors.rollout.router import DEMAND, PresenceRouter
 from physarum.actors.rollout.surplus import Surplus, SurplusError
 from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
@@ -72,7 +73,7 @@ class RolloutActor(Actor):
         self.tally = _tally()
         self._router: PresenceRouter
         self._evaluating_router: PresenceRouter
-        self._other_routers: list[PresenceRouter] = []
+        self._other_routers: dict[str, PresenceRouter] = {}
         self._environments: Mapping[str, EnvironmentPool] = {}
 
     async def run(self) -> None:
@@ -128,10 +129,12 @@ class RolloutActor(Actor):
             await asyncio.sleep(_REPORT_S)
             await self._emit_report(client)
 
-    def _ask_for(self, demand: int) -> None:
-        """Tells the others what this worker asks of the engines, at once where it is another magnitude: shares follow it."""
-        before = self.facts.get("demand", 0)
-        self.facts = {**self.facts, "demand": announced(before, demand)}
+    def _ask_for(self, demand: int, policy: str = "") -> None:
+        """Tells the others what this worker asks of a policy's engines; at once where it is another magnitude, for shares follow
+        it."""
+        fact = named(DEMAND, policy)
+        before = self.facts.get(fact, 0)
+        self.facts = {**self.facts, fact: announced(before, demand)}
         if not before / 2 <= demand <= before * 2:
             self.announce()
 
@@ -141,13 +144,14 @@ class RolloutActor(Actor):
         replay = client.replay.pop()
         for name in ("interrupted", "replayed"):
             self.numbers[name] = self.numbers.get(name, 0) + sum(getattr(one, name) for one in replay.values())
-        waiting = self._router.waiting + sum(router.waiting for router in self._other_routers)
+        waiting = self._router.waiting + sum(router.waiting for router in self._other_routers.values())
         self.numbers |= {"in_flight": client.meter.in_flight, "waiting": waiting}
         self.numbers |= {f"flaw_{name}": count for name, count in client.flaws.items()}
         if self._evaluating_router is not self._router:
             self.numbers["evaluating_waiting"] = self._evaluating_router.waiting
         self.numbers |= numbers_of(self._environments)
-        self._ask_for(self._router.pop_demand() + sum(router.pop_demand() for router in self._other_routers))
+        for policy, router in {"": self._router, **self._other_routers}.items():
+            self._ask_for(router.pop_demand(), policy)
         if intervals or replay or any(tally.values()):
             told = msgspec.to_builtins(replay)
             await self.context.emit("generation", {**tally, "intervals": intervals, "replay": told})

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
 from physarum.actors.context import Context
+from physarum.actors.policies import named
 from physarum.actors.policy_engines import evaluation_group, policy_group
 from physarum.actors.rollout.choices import engine_choices
-from physarum.actors.rollout.router import PresenceRouter
+from physarum.actors.rollout.router import DEMAND, PresenceRouter
 from physarum.agents.client import EngineClient, open_session
 from physarum.agents.fleet.breaker import BreakerPolicy
 from physarum.agents.fleet.choice import ChoiceRules
@@ -33,7 +34,7 @@ class Clients(NamedTuple):
     evaluating: EngineClient
     router: PresenceRouter
     evaluating_router: PresenceRouter
-    others: list[PresenceRouter]
+    others: dict[str, PresenceRouter]
 
 
 @contextlib.asynccontextmanager
@@ -51,10 +52,12 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
     fronts = Roster(context.bus, "router", on_change=notify)
     groups = [policy_group(context.config), evaluation_group(context.config)]
     routers += [_router(context, group, engines, workers, fronts) for group in dict.fromkeys(groups)]
-    own = len(routers)
-    further = [view for view in context.config.views() if view.policy]
-    routers += [_router(context, policy_group(view), engines, workers, fronts) for view in further]
-    parts = {view.policy: _parts(context, view, router) for view, router in zip(further, routers[own:], strict=True)}
+    own, further = list(routers), [view for view in context.config.views() if view.policy]
+    others = {
+        view.policy: _router(context, policy_group(view), engines, workers, fronts, view.policy) for view in further
+    }
+    routers += others.values()
+    parts = {view.policy: _parts(context, view, others[view.policy]) for view in further}
     async with engines.open(), workers.open(), fronts.open(), open_session() as session:
         training = EngineClient(
             session,
@@ -67,8 +70,8 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
             stream_tokens=config.stream_tokens,
             policies=Policies(context.config.model.name, parts),
         )
-        evaluating = training if own == 1 else training.through(routers[own - 1])
-        yield Clients(training, evaluating, routers[0], routers[own - 1], routers[own:])
+        evaluating = training if len(own) == 1 else training.through(own[-1])
+        yield Clients(training, evaluating, own[0], own[-1], others)
 
 
 def _parts(context: Context, view: RootConfig, router: PresenceRouter) -> PolicyParts:
@@ -79,7 +82,9 @@ def _parts(context: Context, view: RootConfig, router: PresenceRouter) -> Policy
     return PolicyParts(router, FolderTokenizer(model), engine_choices(view, model), sampling)
 
 
-def _router(context: Context, group: str, engines: Roster, workers: Roster, fronts: Roster) -> PresenceRouter:
+def _router(
+    context: Context, group: str, engines: Roster, workers: Roster, fronts: Roster, policy: str = ""
+) -> PresenceRouter:
     routing, configured = context.config.rollout.routing, context.config.engines.get(group)
     return PresenceRouter(
         engines,
@@ -91,6 +96,7 @@ def _router(context: Context, group: str, engines: Roster, workers: Roster, fron
         front=None if configured is None else configured.router,
         fronts=fronts,
         exact=configured is None or configured.pause == "retract",
+        asks=named(DEMAND, policy),
     )
 
 
