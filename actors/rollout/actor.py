@@ -130,8 +130,8 @@ class RolloutActor(Actor):
             await self._emit_report(client)
 
     def _ask_for(self, demand: int, policy: str = "") -> None:
-        """Tells the others what this worker asks of a policy's engines; at once where it is another magnitude, for shares follow
-        it."""
+        """Tells the others what this worker asks of a policy's engines, at once where it is another magnitude: shares
+        follow it."""
         fact = named(DEMAND, policy)
         before = self.facts.get(fact, 0)
         self.facts = {**self.facts, fact: announced(before, demand)}
