@@ -122,7 +122,7 @@ class Readiness:
         """Until something happened that `next` must look at."""
         deadlines = (self._planner.groups.next_deadline(), self._planner.drops_due_at)
         limits = [max(0.0, deadline - time.monotonic()) for deadline in deadlines if deadline is not None]
-        look_s = self.exhaustion.look_again_s
+        look_s = self.exhaustion.look_again_s if self.leader.permits_exhaustion else None
         limits += [] if look_s is None else [look_s]
         events = [self._context.draining, self._intake.changed]
         events += [self._context.resumed] if self._context.paused else []
