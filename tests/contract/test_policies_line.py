@@ -95,7 +95,9 @@ async def steps(bus: Bus, policy: str, count: int) -> int:
     raise AssertionError("a log ends only with its reader")
 
 
-@pytest.mark.parametrize("victim", ["", SOLVER], ids=["the run's own", "the further one"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param("", marks=pytest.mark.slow), SOLVER], ids=["the run's own", "the further one"]
+)
 async def test_the_trainer_of_one_policy_dies_and_the_other_goes_on(
     tmp_path: Path, two: Bus, publisher: Publisher, victim: str
 ) -> None:

@@ -219,5 +219,5 @@ class PoliciesMachine(RuleBasedStateMachine):
         self.each_trains_its_own_once_and_drops_the_others_as_absent()
 
 
-PoliciesMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoliciesMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestInAnyOrder = PoliciesMachine.TestCase
