@@ -72,7 +72,7 @@ class Fetch:
         self._carrier = carrier
         self._mirror = mirror
         self._layout = lay_out({one.name: Form(one.dtype, one.shape) for one in manifest.tensors}, manifest.label)
-        self._places = _places(manifest, self._layout)
+        self._places = places_in(manifest, self._layout)
 
     async def run(self, sources: Sequence[CheckpointClient], peers: Sequence[CheckpointClient] = ()) -> HeldFile:
         """The version, held by the area; each chunk is looked for at `peers` (other hosts' receivers) before the sources, in
@@ -218,7 +218,7 @@ def _readers(
     return readers if mirror is None else [*readers, mirror.reader()]
 
 
-def _places(manifest: Manifest, layout: Layout) -> dict[str, list[int]]:
+def places_in(manifest: Manifest, layout: Layout) -> dict[str, list[int]]:
     """Every offset at which a chunk stands."""
     places: dict[str, list[int]] = {}
     for tensor in manifest.tensors:

@@ -1,4 +1,4 @@
-"""`actorctl weights ls|diff|verify|pin|unpin|rollback|resume`: a run's weight versions and who serves them."""
+"""`actorctl weights ls|diff|verify|pin|unpin|rollback|resume|pull`: a run's weight versions and who serves them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import uvloop
 
 from physarum.actors.actorctl import exits, target
 from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
+from physarum.actors.actorctl.pull import pull
 from physarum.actors.context import RunFolder
 from physarum.actors.tools import rolling_back, weights
 from physarum.actors.tools.access import opened
 
 app = group("Weight versions: what was published, what each engine serves, what changed.")
+app.command("pull", epilog=exits.HELP)(pull)
 
 Label = Annotated[str, typer.Argument(metavar="VERSION", help="For example policy@1.20.")]
 

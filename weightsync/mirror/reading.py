@@ -22,7 +22,7 @@ from physarum.weightsync.errors import (
 )
 from physarum.weightsync.manifest import Manifest, content_digest
 from physarum.weightsync.mirror.bucket import Objects
-from physarum.weightsync.mirror.record import Record, Stored, newest_record, read_record
+from physarum.weightsync.mirror.record import Attached, Record, Stored, newest_record, read_record
 
 _KEPT: Final = 16
 """Packs, of up to 8 MiB each (packing.py)."""
@@ -108,9 +108,7 @@ class MirrorHolder:
         return data
 
     def _read(self, stored: Stored) -> bytes:
-        data = self._mirror.objects.get(stored.key)
-        verify(data, stored.digest, f"object {stored.key} from {self.url}")
-        return data
+        return read_object(self._mirror.objects, stored)
 
 
 class MirrorReader:
@@ -132,6 +130,16 @@ class MirrorReader:
 
     def close(self) -> None:
         """What is under way ends by its deadline."""
+
+
+def read_object(objects: Objects, named: Stored | Attached) -> bytes:
+    """Its bytes, verified. Raises ChunkAlteredError, ObjectAbsentError, BucketError."""
+    data = objects.get(named.key)
+    try:
+        verify(data, named.digest, f"{objects.url}/{named.key}")
+    except ChunkAlteredError as error:
+        raise ChunkAlteredError(f"{error}; remove it there: the next version that needs it sends it again") from error
+    return data
 
 
 def _places(record: Record) -> dict[str, tuple[Stored, int, int]]:
