@@ -34,7 +34,8 @@ def ls(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: V
             print_json(found)
             return
         for one in found.versions:
-            marks = [mark for mark, is_so in (("head", one.label == found.head), ("pinned", one.pinned)) if is_so]
+            true = {"head": one.label == found.head, "pinned": one.pinned, "mirrored": one.label == found.mirrored}
+            marks = [mark for mark, is_so in true.items() if is_so]
             size = f"{one.total_bytes / _MIB:.1f} MiB"
             typer.echo(f"{one.label}  step {one.step}  {size}  {one.where}  {' '.join(marks)}".rstrip())
         for engine in found.engines:

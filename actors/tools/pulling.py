@@ -61,10 +61,11 @@ def once(asked: Asked) -> Pulled:
 
 def follow(asked: Asked, every_s: float, on_pulled: Callable[[Pulled], None], sleep: Callable[[float], None]) -> None:
     """For ever, or until `sleep` raises: what fails is logged, and tried again at the next look; `on_pulled` hears of news."""
+    pulled = None
     with _mirror(asked) as mirror:
         while True:
             try:
-                pulled = _pulled(mirror, asked)
+                pulled = _pulled(mirror, asked, pulled)
                 if pulled.new:
                     on_pulled(pulled)
             except ToolError as error:
@@ -84,9 +85,9 @@ def _mirror(asked: Asked) -> Iterator[Mirror]:
         yield Mirror(bucket, read_secret(asked.key_env))
 
 
-def _pulled(mirror: Mirror, asked: Asked) -> Pulled:
+def _pulled(mirror: Mirror, asked: Asked, known: Pulled | None = None) -> Pulled:
     try:
-        pulled = pull(mirror, asked.folder, asked.label, asked.keep)
+        pulled = pull(mirror, asked.folder, asked.label, asked.keep, known)
     except ObjectAbsentError as error:
         raise NotInRunError(str(error)) from error
     except (WeightSyncError, RecordError) as error:

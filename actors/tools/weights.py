@@ -44,9 +44,11 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What `weights ls` shows. `head`: the label of the newest published version."""
+    """What `weights ls` shows. `head`: the label of the newest published version; `mirrored`: of the newest one in
+    `checkpoint.versions.mirror`."""
 
     head: str | None
+    mirrored: str | None = None
     versions: list[Published]
     engines: list[states.Serving]
 
@@ -93,13 +95,17 @@ async def view(run: OpenRun) -> View:
     """The newest head, all versions, oldest first, and every engine."""
     model = run.config.model.name
     head = (await _heads(run).get(states.HEAD, model)).value
+    mirrored = (await _heads(run).get(states.MIRRORED, model)).value
     pinned = await pins(run)
     engines = await Register(run.bus, run.publisher, "weights", states.Serving).entries(states.ENGINE, model)
     places = await asyncio.to_thread(_Bytes, run)
     found = await asyncio.to_thread(manifests_in, run.folder.weights / "manifests")
     versions = [_published(manifest, places, pinned) for manifest in found]
     return View(
-        head=head.label if head else None, versions=versions, engines=sorted(engines, key=lambda one: one.engine)
+        head=head.label if head else None,
+        mirrored=mirrored.label if mirrored else None,
+        versions=versions,
+        engines=sorted(engines, key=lambda one: one.engine),
     )
 
 

@@ -120,6 +120,18 @@ def test_a_version_becomes_a_folder_and_the_next_one_reads_only_what_changed(url
     )  # a server reads on in what it opened
 
 
+def test_a_look_that_finds_nothing_new_reads_nothing(url: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest of a large model is megabytes."""
+    put(url, 1)
+    known = pull(mirror(url), place)
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "get", None)
+        assert pull(mirror(url), place, known=known) == Pulled(label=known.label, folder=known.folder, new=False)
+    (place / CURRENT).unlink()
+    assert pull(mirror(url), place, known=known).new
+    assert_is(place, 1)
+
+
 def test_a_version_may_be_named_also_an_older_one_and_the_newest_never_goes_back(url: str, place: Path) -> None:
     put(url, 1)
     put(url, 2)
@@ -238,12 +250,15 @@ pull(Mirror(Bucket(sys.argv[1]), None), Path(sys.argv[2]), None, 1)
 """
 
 
-def test_killed_at_any_moment_current_is_whole_and_the_next_pull_leaves_nothing_behind(url: str, place: Path) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_current_is_whole_and_the_next_pull_leaves_nothing_behind(
+    url: str, place: Path, every: int
+) -> None:
     put(url, 1)
     pull(mirror(url), place)
     put(url, 2)
     seen = set()
-    for dies_at in range(30):
+    for dies_at in range(0, 30, every):
         for path in place.iterdir():  # as it was
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         pull(mirror(url), place, "policy@1.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -9,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -167,6 +169,27 @@ async def test_a_silent_store_ends_at_the_deadline_and_its_process_with_it(
         await engine.receiver.apply(manifest, [], None)
     assert time.monotonic() - began < 5
     assert engine.stub.calls == [] and reading._process is None
+
+
+OWNER = """
+import sys
+from physarum.weightsync.mirror.apart import BucketApart
+bucket = BucketApart(sys.argv[1], 20.0)
+bucket.sizes("versions")
+print(bucket._process.popen.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_process_ends_with_its_owner_however_that_ends(url: str) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    reader = psutil.Process(int(owner.stdout.readline()))
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    gone, _ = psutil.wait_procs([reader], timeout=20)
+    assert gone == [reader]
 
 
 async def test_a_process_that_dies_fails_what_was_asked_and_the_next_call_starts_another(

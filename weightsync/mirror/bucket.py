@@ -76,7 +76,7 @@ class Bucket:
         return {}
 
     def put(self, key: str, data: bytes) -> None:
-        """Raises BucketError."""
+        """Raises BucketError, ObjectAbsentError where there is no such bucket."""
         self._told(key, lambda: self._put(self._path(key), data))
 
     def remove(self, key: str) -> None:
@@ -99,6 +99,6 @@ class Bucket:
         try:
             return call()
         except FileNotFoundError as error:
-            raise ObjectAbsentError(f"{self.url}/{key} is not there") from error
+            raise ObjectAbsentError(f"{self.url}/{key} is not there ({error})") from error
         except Exception as error:
             raise BucketError(f"{self.url}/{key}: {type(error).__name__}: {error}") from error

@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from physarum.weightsync.errors import BucketUnfitError, ObjectAbsentError
+from physarum.weightsync.errors import BucketError, BucketUnfitError, ObjectAbsentError
 from physarum.weightsync.mirror.bucket import Bucket
 from physarum.weightsync.mirror.wire import ABSENT, FAILED, OK, UNFIT, Question, send_answer
 
@@ -54,6 +54,8 @@ def _answered(url: str, bucket: list[Bucket], question: Question) -> tuple[int, 
         return ABSENT, str(error).encode()
     except BucketUnfitError as error:
         return UNFIT, str(error).encode()
+    except BucketError as error:
+        return FAILED, str(error).encode()
     except Exception as error:  # noqa: BLE001 - every client raises errors of its own; it is raised again where it is asked
         return FAILED, f"{url}: {type(error).__name__}: {error}".encode()
 

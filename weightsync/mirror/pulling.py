@@ -62,13 +62,16 @@ class Pulled(msgspec.Struct, frozen=True, kw_only=True):
     reused_bytes: int = 0
 
 
-def pull(mirror: Mirror, place: Path, label: str | None = None, keep: int = 2, threads: int = THREADS) -> Pulled:
-    """Makes the newest version, or the one named, current in `place`; the newest `keep` stay there.
+def pull(mirror: Mirror, place: Path, label: str | None = None, keep: int = 2, known: Pulled | None = None) -> Pulled:
+    """Makes the newest version, or the one named, current in `place`; the newest `keep` stay there. `known`: what the caller
+    pulled last; while that is the newest one listing is all that is asked for.
 
     Raises ObjectAbsentError (no such version), BucketUnfitError (damaged there, withdrawn), BucketError, ChunkAlteredError,
     ChunkMissingError, ServiceUnreachableError (the store, for a chunk), StaleVersionError (the newest there is older than what
     is current), UpdateRefusedError (somebody else pulls there), NoRoomError: what is current stays so.
     """
+    if known is not None and label is None and str(mirror.latest()) == known.label == str(current(place)):
+        return Pulled(label=known.label, folder=known.folder, new=False)
     place.mkdir(parents=True, exist_ok=True)
     with _alone(place):
         record = _wanted(mirror, label)
@@ -80,7 +83,7 @@ def pull(mirror: Mirror, place: Path, label: str | None = None, keep: int = 2, t
             )
         target, counts = place / str(version), (0, 0)
         if not _is_here(target, record):
-            counts = _bring(mirror, record, place, target, threads)
+            counts = _bring(mirror, record, place, target)
         if before != version:
             _switch(place, target.name)
         _retain(place, keep)
@@ -116,7 +119,7 @@ def _wanted(mirror: Mirror, label: str | None) -> Record:
     return mirror.record(version)
 
 
-def _bring(mirror: Mirror, record: Record, place: Path, target: Path, threads: int) -> tuple[int, int]:
+def _bring(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[int, int]:
     """The version, whole, under its name; bytes read from the store, and copied here. Raises as `pull`."""
     aside = place / f"{_ASIDE}{target.name}"
     for left in place.glob(f"{_ASIDE}*"):  # of pulls that were killed
@@ -125,7 +128,7 @@ def _bring(mirror: Mirror, record: Record, place: Path, target: Path, threads: i
         aside.mkdir()
         for file in record.files:
             _write(aside / file.name, read_object(mirror.objects, file))
-        counts = _fill(aside / FILE_NAME, record, mirror, place, threads)
+        counts = _fill(aside / FILE_NAME, record, mirror, place)
         _write(aside / _MARK, encode(record))
         sync_folder(aside)
         aside.rename(target)
@@ -144,7 +147,7 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(out.fileno())
 
 
-def _fill(path: Path, record: Record, mirror: Mirror, place: Path, threads: int) -> tuple[int, int]:
+def _fill(path: Path, record: Record, mirror: Mirror, place: Path) -> tuple[int, int]:
     """Bytes read from the store, and copied from the newest older version here."""
     manifest = record.manifest
     layout = lay_out({one.name: Form(one.dtype, one.shape) for one in manifest.tensors}, manifest.label)
@@ -158,7 +161,7 @@ def _fill(path: Path, record: Record, mirror: Mirror, place: Path, threads: int)
         places = places_in(manifest, layout)
         work = FillWork(filling, memory, places, base, known, {}, lambda digest, came_as: None)
         holder = MirrorHolder(mirror, manifest, record)
-        made = [ChunkThread(work, [holder.reader()], Pace("never")) for _ in range(threads)]
+        made = [ChunkThread(work, [holder.reader()], Pace("never")) for _ in range(THREADS)]
         _run(made, ChunkQueue(manifest.sizes(), shuffled=False))
         os.fsync(filling.descriptor)
     return sum(one.fetched for one in made), sum(one.reused for one in made)

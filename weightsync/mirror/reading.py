@@ -22,7 +22,7 @@ from physarum.weightsync.errors import (
 )
 from physarum.weightsync.manifest import Manifest, content_digest
 from physarum.weightsync.mirror.bucket import Objects
-from physarum.weightsync.mirror.record import Attached, Record, Stored, newest_record, read_record
+from physarum.weightsync.mirror.record import Attached, Record, Stored, newest_record, read_record, versions_in
 
 _KEPT: Final = 16
 """Packs, of up to 8 MiB each (packing.py)."""
@@ -38,6 +38,10 @@ class Mirror:
     @property
     def url(self) -> str:
         return self.objects.url
+
+    def latest(self) -> Version | None:
+        """The newest version by name: one listing, nothing is read. Raises BucketError."""
+        return max(versions_in(self.objects), default=None)
 
     def newest(self) -> Record | None:
         """Raises BucketError, BucketUnfitError."""
