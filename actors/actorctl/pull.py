@@ -1,4 +1,7 @@
-"""`actorctl weights pull URL FOLDER`: versions out of an object store for servers that others run; needs no run here."""
+"""`actorctl weights pull URL FOLDER`: versions out of an object store for servers that others run; needs no run here.
+
+Also `python -m physarum.actors.actorctl.pull`, which imports neither torch nor a bus: for the environment of such a server.
+"""
 
 from __future__ import annotations
 
@@ -65,3 +68,7 @@ def _say(pulled: Pulled, as_json: bool) -> None:
         typer.echo(f"{pulled.label} is current in {pulled.folder} ({sizes})")
     else:
         typer.echo(f"{pulled.label} is current already, in {pulled.folder}")
+
+
+if __name__ == "__main__":
+    typer.run(pull)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import shutil
@@ -372,6 +373,30 @@ def test_the_command_pulls_and_says_what_it_did(url: str, place: Path, monkeypat
     found = CliRunner().invoke(app, [*words, "--key-env", "WEIGHTS_KEY", "--json"])
     assert json.loads(found.stdout)["new"] is False
     assert CliRunner().invoke(app, [*words, "--key-env", "WEIGHTS_KEY", "--version", "policy@9.9"]).exit_code == 5
+    assert_is(place, 1)
+
+
+NAMES = """
+import sys
+from runpy import run_module
+module = sys.argv.pop(1)
+try:
+    run_module(module, run_name="__main__")
+finally:
+    print(sorted({one.partition(".")[0] for one in sys.modules}), file=sys.stderr)
+"""
+
+
+def test_in_a_servers_own_environment_it_needs_few_packages(url: str, place: Path) -> None:
+    """Neither torch nor a bus nor a trainer's framework: what is imported, and what the program imports as it works."""
+    put(url, 1)
+    module = "physarum.actors.actorctl.pull"
+    words = [url.removesuffix("/weights"), str(place), "--json"]
+    done = subprocess.run([sys.executable, "-c", NAMES, module, *words], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["label"] == "policy@1.1"
+    imported = set(ast.literal_eval(done.stderr.splitlines()[-1]))
+    assert {"numpy", "fsspec"} <= imported
+    assert not imported & {"torch", "nats", "megatron", "transformers", "safetensors", "uvloop"}
     assert_is(place, 1)
 
 
