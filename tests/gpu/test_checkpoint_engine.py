@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from engine_fixture import START_TIMEOUT_S, engine_python
+from engine_fixture import START_TIMEOUT_S, engine_path, engine_python
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -75,17 +75,19 @@ class Rig:
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     from transformers import AutoModelForCausalLM
 
-    python, environment = engine_python(), engine_environment("cuda")
+    python, environment = engine_python(), engine_environment("cuda", engine_path())
     asked = subprocess.run([str(python), "-c", "import checkpoint_engine"], env=environment, check=False)
     if asked.returncode:
         pytest.skip("the engine's Python has no checkpoint-engine")
     model = tmp_path / "model"
     build(model, seed=0, hidden=128, heads=2, kv_heads=2, head_dim=64, intermediate=256)
     arguments = {
-        "dtype": "float32", "load-format": "dummy", "mem-fraction-static": 0.3, "attention-backend": "triton",
+        "dtype": "float32", "load-format": "dummy", "mem-fraction-static": 0.3, "max-total-tokens": 16384,
+        "attention-backend": "triton",
         "sampling-backend": "pytorch", "disable-cuda-graph": True, WAITS_FOR_WEIGHTS: True,
     }  # fmt: skip
-    spec = EngineSpec(python=python, model=model, label="start", log_file=tmp_path / "sglang.log", sglang=arguments)
+    spec = EngineSpec(python=python, model=model, label="start", log_file=tmp_path / "sglang.log", sglang=arguments,
+                      environment=engine_path())  # fmt: skip
     process = await EngineProcess.start(spec)
     agent = DeviceAgent(python, environment, tmp_path / "agent.log", LIMIT_S)
     try:
