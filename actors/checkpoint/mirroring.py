@@ -23,7 +23,7 @@ from physarum.bus.errors import BusError, WrongSequenceError
 from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.weightsync.catalogue import Catalogue
-from physarum.weightsync.manifest import encode_manifest
+from physarum.weightsync.manifest import Manifest, encode_manifest
 
 if TYPE_CHECKING:
     from physarum.actors.checkpoint.actor import CheckpointActor
@@ -79,17 +79,20 @@ class Mirroring:
         head = (await self._heads.get(states.HEAD, self._model)).value
         if head is None or not self._is_due(Version.parse(head.label), finally_):
             return
+        manifest = self._catalogue.get(head.label)
+        if manifest is None and self._context.config.checkpoint.count > 1:
+            return  # another service took it, and copies it
         self.under_way = head.label
         try:
-            await self._copy(head)
+            await self._copy(head, manifest)
         except (MirrorError, MirrorUnfitError) as error:
             failures = self._numbers["version_mirror_failures"] = self._numbers.get("version_mirror_failures", 0) + 1
             _log.error(
                 "%s is not in %s (failure %d), the next is the next try: %s", head.label, self._url, failures, error
             )
         else:
-            self._last = Version.parse(head.label)
             await self._announce(head)
+            self._last = Version.parse(head.label)
         finally:
             self.under_way = None
 
@@ -100,12 +103,11 @@ class Mirroring:
             return True
         return version.number >= last.number + (1 if finally_ else settings.every)
 
-    async def _copy(self, head: states.Head) -> None:
-        settings, url, folder = self._settings, self._url, self._context.folder
-        manifest, area = self._catalogue.get(head.label), self._catalogue.area
+    async def _copy(self, head: states.Head, manifest: Manifest | None) -> None:
+        settings, url, folder, area = self._settings, self._url, self._context.folder, self._catalogue.area
         assert settings is not None and url is not None and area is not None  # run() asked; every service has one
         if manifest is None:
-            raise MirrorError(f"{head.label} is not here: another checkpoint service took it, or it was let go")
+            raise MirrorError(f"{head.label} is not here any more: its bytes were in memory that is gone")
         began_s = time.perf_counter()
         request = CopyVersion(
             url=url,

@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
 import msgspec
@@ -20,6 +22,7 @@ from safetensors.torch import save_file
 
 from physarum.actors import states
 from physarum.actors.checkpoint.actor import CheckpointActor
+from physarum.actors.checkpoint.mirroring import Mirroring
 from physarum.actors.context import Context
 from physarum.actors.mirror import asking
 from physarum.actors.mirror.asking import ask, versions_url
@@ -31,6 +34,7 @@ from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
 from physarum.bus.version import Fork, Version
 from physarum.weightsync.area import SharedArea
+from physarum.weightsync.catalogue import Catalogue
 from physarum.weightsync.manifest import Manifest, encode_manifest, manifest_digest
 from physarum.weightsync.mirror.bucket import Bucket
 from physarum.weightsync.mirror.record import read_record, versions_in
@@ -146,6 +150,21 @@ async def test_a_store_that_refuses_is_counted_and_the_next_version_is_the_next_
         await run.publish(actor, 2)
         await run.mirrored("policy@1.2")
     assert run.there() == ["policy@1.2"]
+
+
+@pytest.mark.parametrize(("services", "failures"), [(1, 1), (2, None)])
+async def test_what_another_service_took_is_no_failure_of_this_one(
+    tmp_path: Path, bus: Bus, publisher: Publisher, services: int, failures: int | None
+) -> None:
+    run = Run(tmp_path, bus, publisher, f"checkpoint.count={services}")
+    head = states.Head(label="policy@1.1", epoch=1, number=1, manifest="", total_bytes=0, published_at=0.0)
+    await run.heads.put(head, states.HEAD, "policy")
+    actor, nothing = (
+        CheckpointActor(run.context),
+        SimpleNamespace(get=lambda label: None, area=SharedArea(tmp_path / "a")),
+    )
+    await Mirroring(actor, cast(Catalogue, nothing))._bring()
+    assert actor.numbers.get("version_mirror_failures") == failures
 
 
 async def test_what_is_being_copied_is_not_let_go_here(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ REMEDY: Final = (
     "Install the extra `objects` (pip install 'physarum[objects]': s3fs, ossfs, gcsfs) or the scheme's own package"
 )
 _LOCAL: Final = ("file://", "local://")
-_ASIDE: Final = ".aside"
+ASIDE: Final = ".aside"
+"""At the end of the name of what is being written to a file system."""
 
 
 class Objects(Protocol):
@@ -88,8 +89,8 @@ class Bucket:
         if not isinstance(self._system, LocalFileSystem):
             self._system.pipe_file(path, data)
             return
-        self._system.pipe_file(path + _ASIDE, data)
-        self._system.mv(path + _ASIDE, path)
+        self._system.pipe_file(path + ASIDE, data)
+        self._system.mv(path + ASIDE, path)
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"

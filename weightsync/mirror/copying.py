@@ -21,10 +21,11 @@ from physarum.bus.version import Fork, Version, is_withdrawn
 from physarum.weightsync.digest import digest_of, verify
 from physarum.weightsync.errors import BucketUnfitError, ObjectAbsentError
 from physarum.weightsync.manifest import Manifest, content_digest
-from physarum.weightsync.mirror.bucket import Bucket
+from physarum.weightsync.mirror.bucket import ASIDE, Bucket
 from physarum.weightsync.mirror.packing import pack
 from physarum.weightsync.mirror.record import (
     OBJECTS,
+    VERSIONS,
     Attached,
     Record,
     Stored,
@@ -99,7 +100,8 @@ class Copying:
         return [str(one) for one in gone]
 
     def _sweep(self, live: Iterable[set[str]]) -> None:
-        for key in self._there().keys() - set().union(*live):
+        left = {key for key in self._bucket.sizes(VERSIONS) if key.endswith(ASIDE)}  # by a process that was killed
+        for key in left | (self._there().keys() - set().union(*live)):
             self._bucket.remove(key)
             self._moved()
 
