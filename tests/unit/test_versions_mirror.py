@@ -157,6 +157,20 @@ def test_an_older_version_is_refused_and_leaves_the_newest_the_newest(url: str, 
     assert copying(url).retain(1) == ["policy@1.9"]
 
 
+def test_a_later_trainer_that_comes_while_a_copy_is_under_way_ends_it(url: str, config: dict[str, Path]) -> None:
+    """The record is not written, and nothing of the later one's is let go."""
+    old, new = version(9), version(5, epoch=2)
+
+    def reading(digest: str) -> bytes:
+        if not versions_in(Bucket(url)):
+            copy(url, new, config)
+        return old[1][digest]
+
+    with pytest.raises(BucketUnfitError, match=r"has policy@2.5, newer than policy@1.9"):
+        copying(url).copy(old[0], reading, config)
+    assert labels(url, new) == ["policy@2.5"]
+
+
 def test_another_run_of_the_same_name_is_told(url: str, config: dict[str, Path]) -> None:
     copy(url, version(1), config)
     other = version(1, changed=0)

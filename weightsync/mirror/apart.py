@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
@@ -56,6 +57,9 @@ class _Process:
     def end(self) -> None:
         self.popen.kill()
         self.popen.wait()
+        with self.guard, suppress(OSError):
+            assert self.popen.stdin is not None  # it was asked for
+            self.popen.stdin.close()
 
     def _listen(self) -> None:
         """Hands out answers until the process ends; what was asked then fails."""
@@ -108,7 +112,7 @@ class BucketApart:
             self._give_up(process)
             raise BucketError(
                 f"{self.url}/{key}: the store was silent for {self._timeout_s:g} s; see to the network, or raise"
-                " checkpoint.versions.timeout_s"
+                " checkpoint.versions.timeout_s (of `weights pull`: --timeout)"
             ) from error
         except BucketError:
             self._give_up(process)

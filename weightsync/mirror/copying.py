@@ -94,33 +94,37 @@ class Copying:
         kept = {*holding[-keep:], newest.manifest.version}
         gone = [one for one in found if one not in kept]
         for version in gone:
-            self._bucket.remove(record_key(version))
-            self._moved()
+            self._remove(record_key(version))
         self._sweep(read_record(self._bucket, one, self._key).live() for one in versions_in(self._bucket))
         return [str(one) for one in gone]
 
     def _sweep(self, live: Iterable[set[str]]) -> None:
         left = {key for key in self._bucket.sizes(VERSIONS) if key.endswith(ASIDE)}  # by a process that was killed
-        for key in left | (self._there().keys() - set().union(*live)):
-            self._bucket.remove(key)
-            self._moved()
+        self._side_by_side(self._remove, left | (self._there().keys() - set().union(*live)))
+
+    def _remove(self, key: str) -> None:
+        self._bucket.remove(key)
+        self._moved()
 
     def _before(self, manifest: Manifest) -> Record | None:
         """The newest version there, which may be this one."""
-        found = versions_in(self._bucket)
-        self._moved()
-        if not found:
-            return None
-        if found[-1] > manifest.version:
-            raise BucketUnfitError(
-                f"{self._bucket.url} has {found[-1]}, newer than {manifest.label}: a later trainer wrote it, or {_ANOTHER}"
-            )
-        record = self._record(found[-1])
+        newest = self._newest(manifest.version)
+        record = self._record(newest) if newest is not None else None
         if record is None or record.manifest.version != manifest.version:
             return record
         if content_digest(record.manifest) != content_digest(manifest):
             raise BucketUnfitError(f"{self._bucket.url} has {manifest.label} with other content: {_ANOTHER}")
         return record
+
+    def _newest(self, version: Version) -> Version | None:
+        """Raises BucketUnfitError where it is newer than `version`."""
+        found = versions_in(self._bucket)
+        self._moved()
+        if found and found[-1] > version:
+            raise BucketUnfitError(
+                f"{self._bucket.url} has {found[-1]}, newer than {version}: a later trainer wrote it, or {_ANOTHER}"
+            )
+        return found[-1] if found else None
 
     def _record(self, version: Version) -> Record | None:
         """One that cannot be read is written again, or goes when it is old."""
@@ -169,6 +173,7 @@ class Copying:
                 f" {record.manifest.label}): somebody else removes objects there"
             )
         version = record.manifest.version
+        self._newest(version)  # a later trainer may have come since the first object was sent
         if self._record(version) == record:
             return False
         self._bucket.put(record_key(version), seal(record, self._key))
