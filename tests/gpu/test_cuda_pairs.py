@@ -39,9 +39,10 @@ pytestmark = [
     pytest.mark.skipif(detect_device() != "cuda" and not EXTRA, reason="needs a CUDA device"),
 ]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
-TOLERANCE = 1e-4 if detect_device() == "cpu" else 2e-2
+TOLERANCE = 1e-4 if detect_device() == "cpu" else 0.5
+"""On CUDA in bfloat16, where one version differs from another by nats."""
 ON_CUDA: dict[str, Any] = {
-    "dtype": "float32", "attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none",
+    "dtype": "bfloat16", "attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none",
     "disable-cuda-graph": True,
 }  # fmt: skip
 HEAD_DIM = 32 if detect_device() == "cpu" else 64
@@ -88,6 +89,7 @@ async def servers(folder: Path) -> AsyncIterator[Servers]:
         pytest.skip("no mooncake-transfer-engine in the engine's Python")
     async with contextlib.AsyncExitStack() as stack:
         processes: list[EngineProcess] = []
+        session = await stack.enter_async_context(aiohttp.ClientSession())
         roles: tuple[ServerRole, ...] = ("prefill", "decode")
         for role in roles:
             arguments: dict[str, Any] = {
@@ -111,9 +113,8 @@ async def servers(folder: Path) -> AsyncIterator[Servers]:
             )
             processes.append(await EngineProcess.start(spec))
             stack.push_async_callback(processes[-1].stop)
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        for process in processes:
-            await process.wait_healthy(session, START_TIMEOUT_S)
+            # One after the other: two servers that look for free ports at once may find the same.
+            await processes[-1].wait_healthy(session, START_TIMEOUT_S)
         controls = [EngineControl(process.url, session) for process in processes]
         yield Servers(processes[0], processes[1], controls[0], controls[1], session)
 
