@@ -247,21 +247,21 @@ def request_here(tmp_path: Path) -> CopyVersion:
     )
 
 
+@pytest.mark.parametrize("dies_at", [*(pytest.param(at, marks=pytest.mark.slow) for at in (0, 2)), 1, 3])
 async def test_killed_at_any_write_nothing_counts_and_the_next_copy_mends_it(
-    request_here: CopyVersion, monkeypatch: pytest.MonkeyPatch
+    request_here: CopyVersion, monkeypatch: pytest.MonkeyPatch, dies_at: int
 ) -> None:
-    for dies_at in range(4):  # a chunk of 2 MiB, the pack of what is left, config.json, the record
-        asked = msgspec.structs.replace(request_here, url=f"{request_here.url}{dies_at}")
-        with monkeypatch.context() as patch:
-            patch.setattr(asking, "COMMAND", (sys.executable, "-c", DIES, str(dies_at)))
-            with pytest.raises(MirrorError, match="ended without an answer"):
-                await ask(asked, VersionCopied, LIMIT_S)
-        bucket = Bucket(asked.url)
-        assert versions_in(bucket) == []
-        copied = await ask(asked, VersionCopied, LIMIT_S)
-        assert copied.objects == 3 - dies_at  # what had been taken whole is not sent again
-        assert [str(one) for one in versions_in(bucket)] == ["policy@1.1"]
-        assert len(bucket.sizes("objects")) == 3  # and nothing of what was half written
+    """A chunk of 2 MiB, the pack of what is left, config.json, the record."""
+    with monkeypatch.context() as patch:
+        patch.setattr(asking, "COMMAND", (sys.executable, "-c", DIES, str(dies_at)))
+        with pytest.raises(MirrorError, match="ended without an answer"):
+            await ask(request_here, VersionCopied, LIMIT_S)
+    bucket = Bucket(request_here.url)
+    assert versions_in(bucket) == []
+    copied = await ask(request_here, VersionCopied, LIMIT_S)
+    assert copied.objects == 3 - dies_at  # what had been taken whole is not sent again
+    assert [str(one) for one in versions_in(bucket)] == ["policy@1.1"]
+    assert len(bucket.sizes("objects")) == 3  # and nothing of what was half written
 
 
 async def test_a_version_whose_bytes_are_gone_is_told(request_here: CopyVersion) -> None:
