@@ -16,7 +16,7 @@ from physarum.actors.trainer.planner import Planner
 from physarum.actors.wire import read_header
 from physarum.bus.intervals import IntervalSet
 from physarum.bus.ledger import RefillRecord
-from physarum.bus.log import LogReader
+from physarum.bus.log import LogGapError, LogReader
 
 
 class Intake:
@@ -37,9 +37,20 @@ class Intake:
     async def read_samples(self) -> None:
         """Admits every sample above the cursor that no recorded plan holds, in log order, for ever.
 
-        What the reader passed over (another run's message) is consumed: it would hold the log's floor for ever.
+        What the reader passed over (another run's message) is consumed: it would hold the log's floor for ever. Raises
+        LogGapError for what is missing above the cursor; below, plans that are replayed have consumed it unread, and a
+        checkpoint of theirs may have let it go.
         """
-        reader = LogReader(self._context.bus, "samples", self._cursor.floor, headers_only=True)
+        while True:
+            try:
+                await self._read_on(max(self.samples_through + 1, self._cursor.floor))
+            except LogGapError:
+                if self.samples_through + 1 >= self._cursor.floor:
+                    raise
+                self.samples_through = self._cursor.floor - 1
+
+    async def _read_on(self, start: int) -> None:
+        reader = LogReader(self._context.bus, "samples", start, headers_only=True)
         async with aclosing(reader.batches(self._context.config.bus.fetch_timeout_s)) as batches:
             async for batch in batches:
                 for entry in batch:

@@ -75,7 +75,8 @@ class Trainer:
         self._open: Numbered | None = None
 
     def read(self, trimmed_below: int) -> None:
-        """The next header, if there is one."""
+        """The next header, if there is one; what replayed plans have consumed unread is passed over (intake.py)."""
+        self._read = max(self._read, self._cursor.floor)
         if self._read > len(self._log):
             return
         assert self._read >= trimmed_below, "a sample was trimmed that this policy had not taken"
