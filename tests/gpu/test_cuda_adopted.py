@@ -1,4 +1,4 @@
-"""What a trainer hands to the sender of its broadcasts is its own memory, small models' too: the agent reads each version there."""
+"""What a trainer hands to the sender of its broadcasts is its own memory, also of a small model: each version is read there."""
 
 from __future__ import annotations
 
