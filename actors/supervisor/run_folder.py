@@ -18,6 +18,7 @@ from physarum.bus.endpoint import Endpoint
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import digest, dump, resolve
 from physarum.configs.origin import display_path
+from physarum.configs.portable import differences
 from physarum.configs.root import RootConfig
 
 LAYOUT: Final = "2"
@@ -107,11 +108,4 @@ def _difference(recorded: Path, config: RootConfig) -> str | None:
     if digest(old) == digest(config):
         return None
     before, after = old.model_dump(mode="json"), config.model_dump(mode="json")
-    return "different: " + ", ".join(sorted(_changes("", before, after))[:4])
-
-
-def _changes(prefix: str, before: object, after: object) -> list[str]:
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = before.keys() | after.keys()
-        return [found for key in keys for found in _changes(f"{prefix}.{key}", before.get(key), after.get(key))]
-    return [] if before == after else [f"`{prefix.lstrip('.')}`"]
+    return "different: " + ", ".join(sorted(differences(before, after))[:4])
