@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final
 from nats.micro.service import Service
 
 from physarum.actors.context import Context
+from physarum.actors.supervising import SUPERVISOR, supervisor_of, until_alone
 from physarum.actors.watchdog import Watchdog
 from physarum.bus import control
 from physarum.bus.errors import BusError
@@ -218,16 +219,13 @@ class Runtime:
             self._lag_s = max(loop.time() - due, self._lag_s * 0.8)
 
     async def _watch_orphanhood(self) -> None:
-        """Drains when no supervisor has been there for `run.orphan_timeout_s`: nobody would ever stop us."""
-        limit_s = self._context.config.run.orphan_timeout_s
-        async with Roster(self._context.bus, "supervisor").open() as supervisors:
-            while True:
-                if supervisors.members:
-                    await supervisors.wait_change(limit_s)
-                elif not await supervisors.wait_change(limit_s):
-                    _log.error("no supervisor for %g s (run.orphan_timeout_s): draining", limit_s)
-                    self.drain()
-                    return
+        """Drains when our machine's supervisor has not been there for `run.orphan_timeout_s`: nobody would ever stop us."""
+        config, identity = self._context.config, self._context.identity
+        limit_s = config.run.orphan_timeout_s
+        async with Roster(self._context.bus, SUPERVISOR).open() as supervisors:
+            await until_alone(supervisors, supervisor_of(config, identity.role, identity.instance), limit_s)
+        _log.error("no supervisor for %g s (run.orphan_timeout_s): draining", limit_s)
+        self.drain()
 
     async def _goodbye(self, service: Service) -> None:
         await self._beat(GONE)

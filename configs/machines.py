@@ -18,8 +18,8 @@ HEAD: Final = "head"
 
 
 class MachineConfig(Section):
-    """Equal machines, and how many actors of each group one of them has. A group that any machine names is shared out among those
-    that name it; the others are the head's."""
+    """Equal machines, and how many actors of each group one of them has. A group that any machine names is shared out among
+    those that name it; the others are the head's."""
 
     count: Count | None = None
     """NAME-0 ... NAME-(count - 1); null: one machine, called NAME."""

@@ -12,9 +12,9 @@ from typing import Final
 from physarum.actors.actorctl.target import recorded_config
 from physarum.actors.context import RunFolder
 from physarum.actors.supervisor.bus_keeper import embedded_server
-from physarum.actors.supervisor.crew import SERVICES
 from physarum.actors.supervisor.errors import SupervisorError
-from physarum.actors.supervisor.process import ActorProcess, read_records, record_path
+from physarum.actors.supervisor.leftovers import end_actors
+from physarum.actors.supervisor.process import read_records
 from physarum.actors.supervisor.run_lock import Holder, holder
 from physarum.weightsync.area import SharedArea
 
@@ -43,8 +43,9 @@ async def stop_run(folder: RunFolder, at_once: bool) -> Stopped:
         actors = tuple(record.instance for record in read_records(folder.actors) if record.alive)
         await _ask(folder, found, at_once)
         return Stopped(folder.path.name, found.pid, actors, bus=True)
-    actors = await _end_actors(folder, at_once)
-    server = embedded_server(recorded_config(folder), folder)
+    config = recorded_config(folder)
+    actors = await end_actors(folder, 0.0 if at_once else config.supervisor.drain_timeout_s)
+    server = embedded_server(config, folder)
     had_bus = server.running() is not None
     await server.stop()
     await asyncio.to_thread(SharedArea.remove_of_run, folder.path)
@@ -78,27 +79,3 @@ async def _ask(folder: RunFolder, found: Holder, at_once: bool) -> None:
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-
-
-async def _end_actors(folder: RunFolder, at_once: bool) -> tuple[str, ...]:
-    """Actors that a killed supervisor left working."""
-    timeout_s = recorded_config(folder).supervisor.drain_timeout_s
-    adopted = [process for record in read_records(folder.actors) if (process := ActorProcess.adopt(record)) is not None]
-    for services in (False, True):
-        await _end([one for one in adopted if (one.record.role in SERVICES) is services], 0.0 if at_once else timeout_s)
-    for record in read_records(folder.actors):
-        record_path(folder.actors, record.instance).unlink(missing_ok=True)
-    return tuple(process.record.instance for process in adopted)
-
-
-async def _end(processes: list[ActorProcess], timeout_s: float) -> None:
-    if not processes:
-        return
-    for process in processes:
-        process.terminate()
-    ended = asyncio.gather(*(process.wait() for process in processes))
-    await asyncio.wait({ended}, timeout=timeout_s)
-    for process in processes:
-        process.kill()
-    async with asyncio.timeout(_MARGIN_S):
-        await ended

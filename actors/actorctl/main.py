@@ -30,6 +30,7 @@ from physarum.actors.actorctl.import_ import import_file
 from physarum.actors.actorctl.import_slime import import_slime
 from physarum.actors.actorctl.ledger import refuse_open
 from physarum.actors.actorctl.ledger_text import sample_text, step_text, version_text
+from physarum.actors.actorctl.machine import chosen, run_part
 from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
 from physarum.actors.actorctl.replay import replay
 from physarum.actors.actorctl.rollout_only import rollout_only
@@ -42,6 +43,7 @@ from physarum.actors.display.result import account_line
 from physarum.actors.preflight import check as check_config
 from physarum.configs.errors import errors_in
 from physarum.configs.loader import resolve
+from physarum.configs.machines import HEAD
 from physarum.configs.overrides import parse_command_line
 
 app = typer.Typer(
@@ -78,6 +80,10 @@ _PACKAGES: Final = ("torch", "megatron-core", "nats-py", "transformers")
 def up(
     config: Config,
     settings: Settings = None,
+    machine: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--machine", help="Which one of `machines:` this host is (PHYSARUM_MACHINE); none: the head."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when the actors are started.")] = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -89,8 +95,12 @@ def up(
     """
     with exits.reported(verbose):
         found = resolve(config, parse_command_line(settings or []))
+        here = chosen(found, machine)
         if detach:
-            raise typer.Exit(up_command.check_and_detach(found, as_json))
+            raise typer.Exit(up_command.check_and_detach(found, as_json, here))
+        if here != HEAD:
+            run_part(found, here, as_json, verbose, ready_fd)
+            return
         refuse_open(up_command.run_to_end(found, as_json, verbose, ready_fd)["account"])
 
 
@@ -152,6 +162,10 @@ def logs(
 def check(
     config: Config,
     settings: Settings = None,
+    machine: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--machine", help="One of `machines:`, checked as it will start here; none: the head."),
+    ] = None,
     arguments: Annotated[
         bool, typer.Option("--arguments", help="Ask the installed SGLang which arguments it takes: seconds.")
     ] = False,
@@ -161,7 +175,7 @@ def check(
     """Validate a configuration, its hooks, files, ports, devices and disk, without starting anything."""
     with exits.reported(verbose):
         found = resolve(config, parse_command_line(settings or []))
-        problems = [*check_config(found), *(run_check(found) if arguments else ())]
+        problems = [*check_config(found, chosen(found, machine)), *(run_check(found) if arguments else ())]
         fields = ("severity", "where", "found", "expected", "remedy")
         rows = [{name: str(getattr(problem, name)) for name in fields} for problem in problems]
         if as_json:

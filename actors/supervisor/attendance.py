@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from physarum.actors.supervising import INSTANCE, SUPERVISOR
 from physarum.actors.supervisor.silence import KILL_FACTOR, Silence
 from physarum.bus.connection import Bus
 from physarum.bus.errors import BusError
@@ -17,8 +18,6 @@ from physarum.configs.supervisor import SupervisorConfig
 
 _log = logging.getLogger(__name__)
 
-SUPERVISOR: Final = "supervisor"
-INSTANCE: Final = "supervisor-0"
 STARTING: Final = "starting"
 FINISHED: Final = "finished"
 _ANNOUNCE_S: Final = 1.0
@@ -28,9 +27,17 @@ class Attendance:
     """`on_hung` is called with the instance of an actor that is silent for KILL_FACTOR * supervisor.heartbeat_limit_s."""
 
     def __init__(
-        self, bus: Bus, publisher: Publisher, config: SupervisorConfig, on_hung: Callable[[str], None]
+        self,
+        bus: Bus,
+        publisher: Publisher,
+        config: SupervisorConfig,
+        on_hung: Callable[[str], None],
+        me: str = INSTANCE,
+        mine: Callable[[str, str], bool] = lambda role, instance: True,
     ) -> None:
+        """`me`: the supervisor's own instance; `mine` says of (role, instance) whether this machine has that actor."""
         self._bus, self._publisher = bus, publisher
+        self._me, self._mine = me, mine
         self.roster = Roster(bus, on_beat=self._on_beat)
         self._limit_s = config.heartbeat_limit_s
         self._silence = Silence(config.heartbeat_s, config.heartbeat_limit_s)
@@ -70,9 +77,9 @@ class Attendance:
         if beat.state == GONE or (last is not None and (last.pid, last.sequence) == (beat.pid, beat.sequence)):
             return
         self._last[beat.instance] = beat
-        if beat.role == SUPERVISOR:
+        if beat.instance == self._me:
             self._tick()
-        else:
+        elif beat.role != SUPERVISOR and self._mine(beat.role, beat.instance):
             self._heard(beat)
 
     def _heard(self, beat: Heartbeat) -> None:

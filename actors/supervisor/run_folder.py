@@ -75,8 +75,9 @@ def refuse_other_version(folder: RunFolder) -> None:
         )
 
 
-def prepare(folder: RunFolder, config: RootConfig) -> None:
-    """Makes the folder and records the resolved configuration; an interrupted run of the same one is continued."""
+def prepare(folder: RunFolder, config: RootConfig, blobs: bool = True) -> None:
+    """Makes the folder and records the resolved configuration; an interrupted run of the same one is continued. `blobs` False:
+    this machine has no store of its own."""
     for path in (folder.path, folder.bus, folder.logs, folder.actors):
         path.mkdir(parents=True, exist_ok=True)
     if not has_begun(folder):
@@ -84,7 +85,8 @@ def prepare(folder: RunFolder, config: RootConfig) -> None:
             stale.unlink(missing_ok=True)
         write_atomic(folder.version, f"{LAYOUT}\n".encode())
         write_atomic(folder.config, dump(config).encode())
-    folder.blobs.identity()
+    if blobs:
+        folder.blobs.identity()
 
 
 def write_endpoint(folder: RunFolder, endpoint: Endpoint) -> None:
