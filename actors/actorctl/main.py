@@ -30,6 +30,7 @@ from physarum.actors.actorctl.import_ import import_file
 from physarum.actors.actorctl.import_slime import import_slime
 from physarum.actors.actorctl.ledger import refuse_open
 from physarum.actors.actorctl.ledger_text import sample_text, step_text, version_text
+from physarum.actors.actorctl.logs_elsewhere import elsewhere
 from physarum.actors.actorctl.machine import chosen, run_part
 from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
 from physarum.actors.actorctl.replay import replay
@@ -109,6 +110,10 @@ def down(
     name: Annotated[Optional[str], typer.Argument(metavar="[NAME|CONFIG]")] = None,  # noqa: UP045
     settings: Settings = None,
     now: Annotated[bool, typer.Option("--now", help="Do not drain: kill.")] = False,
+    machine: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--machine", help="End one machine's part only; the run goes on."),
+    ] = None,
     root: Root = target.RUNS,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -118,6 +123,10 @@ def down(
         folder = target.find_only(name, root, settings or [])
         if folder is None:
             say({"run": None}, "nothing is running", as_json)
+            return
+        if machine is not None and machine != HEAD:
+            uvloop.run(down_command.stop_machine(folder, machine, now))
+            say({"run": folder.run, "machine": machine}, f"machine {machine} of run {folder.run} is stopped", as_json)
             return
         stopped = uvloop.run(down_command.stop_run(folder, now))
         found = {
@@ -152,9 +161,17 @@ def logs(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show the last lines of the actors' logs. With --json one object {instance, text} on each line."""
+    """Show the last lines of the actors' logs, of this machine or of one actor of any. With --json one object {instance, text}
+    on each line."""
     with exits.reported(verbose):
-        files = logs_command.log_files(target.find(name, root), instance)
+        folder = target.find(name, root)
+        if not logs_command.is_here(folder, instance) and target.recorded_config(folder).machines:
+            if follow:
+                raise typer.BadParameter(f"--follow reads a file: run it on the machine of {instance} (actorctl ps)")
+            found = uvloop.run(elsewhere(folder, instance, lines))
+            logs_command.show(found, as_json, prefixed=False)
+            return
+        files = logs_command.log_files(folder, instance)
         logs_command.show(logs_command.read(files, lines, follow), as_json, prefixed=instance is None)
 
 

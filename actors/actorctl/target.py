@@ -17,6 +17,7 @@ from physarum.configs.loader import resolve
 from physarum.configs.origin import display_path
 from physarum.configs.overrides import parse_command_line
 from physarum.configs.root import RootConfig
+from physarum.configs.run import AT
 
 RUNS = Path("runs")
 
@@ -25,7 +26,7 @@ def find(target: str, root: Path, settings: Sequence[str] = ()) -> RunFolder:
     """The folder of an existing run. Raises NotRunningError when there is none, ConfigError for a broken CONFIG."""
     is_config = target.endswith((".yaml", ".yml")) or Path(target).is_file()
     path = resolve(target, parse_command_line(settings)).run.folder if is_config else (root / target).absolute()
-    folder = RunFolder(path)
+    folder = _part(RunFolder(path))
     if not folder.config.is_file():
         known = ", ".join(sorted(run.path.name for run in all_runs(root))) or "none"
         raise NotRunningError(
@@ -37,11 +38,20 @@ def find(target: str, root: Path, settings: Sequence[str] = ()) -> RunFolder:
     return folder
 
 
+def _part(folder: RunFolder) -> RunFolder:
+    """On a machine that is not the head: its part of the run."""
+    parts = [] if folder.config.is_file() else sorted(folder.path.parent.glob(f"{folder.path.name}{AT}*/config.yaml"))
+    return RunFolder(parts[0].parent) if parts else folder
+
+
 def find_only(target: str | None, root: Path, settings: Sequence[str] = ()) -> RunFolder | None:
     """As `find`; without a target the one run that is live, or None. Raises NotRunningError when several are."""
     if target is not None:
         return find(target, root, settings)
-    live = [run for run in all_runs(root) if is_live(run)]
+    found = [run for run in all_runs(root) if is_live(run)]
+    # Of a run of which the head is here, too, that one: its end is the end of all.
+    heads = {run.run for run in found if AT not in run.path.name}
+    live = [run for run in found if AT not in run.path.name or run.run not in heads]
     if len(live) > 1:
         listed = ", ".join(run.path.name for run in live)
         raise NotRunningError(f"several runs are live: {listed}; name one of them")

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,49 +86,70 @@ def actorctl(place: Path, *arguments: str) -> str:
     return done.stdout
 
 
-async def test_a_machine_is_killed_with_everything_on_it_and_the_run_goes_on_when_it_is_back(
-    tmp_path: Path, own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Pair:
+    """Head and machine, on the bus that is neither's."""
+
+    def __init__(self, place: Path, url: str, steps: int) -> None:
+        self.journal_path = place / "journal"
+        step_ms = "engines.policy.sglang.stub-step-ms=30"
+        options = [*stub_overrides(self.journal_path), f"stop.steps={steps}", step_ms]
+        self.roots = (place / "head", place / "gpu")
+        for folder in self.roots:
+            folder.mkdir()
+        self.head = ChaosRun(write(self.roots[0], url), self.roots[0], NAME, options)
+        self.machine = MachineRun(write(self.roots[1], url), self.roots[1], options)
+
+    def stop(self) -> None:
+        self.machine.stop()
+        self.head.stop()
+
+    def actorctl(self, *arguments: str) -> str:
+        """As a user calls it on the head."""
+        return actorctl(self.roots[0], *arguments, "--root", str(self.roots[0]))
+
+
+@pytest.fixture
+def pair(tmp_path: Path, own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setenv(TOKEN, "correct-horse")
-    journal_path = tmp_path / "journal"
-    options = [*stub_overrides(journal_path), f"stop.steps={STEPS}", "engines.policy.sglang.stub-step-ms=30"]
-    first, other = tmp_path / "head", tmp_path / "gpu"
-    for folder in (first, other):
-        folder.mkdir()
-    head = ChaosRun(write(first, own_server.url), first, NAME, options)
-    machine = MachineRun(write(other, own_server.url), other, options)
+    made = Pair(tmp_path, own_server.url, STEPS)
     try:
-        await head.up()
-        bus = await head.connect()
-        try:
-            watch = Watch(bus, Roster(bus))
-            async with watch.open():
-                monkeypatch.setenv("PHYSARUM_CACHE", str(tmp_path / "cache of the machine"))
-                await machine.up()
-                assert set(machine.actors()) == set(HERE)
-                assert not {*HERE} & {record.instance for record in read_records(head.folder.actors)}
-                assert json.loads((machine.folder.path / "start_model.json").read_text())["origin"] == "head"
-                await watch.until_number(3, 120)
-                machine.kill(SUPERVISOR)
-                before = machine.actors()
-                await machine.up()
-                assert machine.actors() == before, "they are adopted"
-                await watch.until_number(5, 120)
-                lost = machine.lose()
-                assert len(lost) > len(HERE) and not machine.actors()
-                await until_unannounced(bus)
-                assert head.pid(SUPERVISOR)
-                await machine.up()
-                await watch.until_number(STEPS, 150)
-                executions = list(watch.executions)
-        finally:
-            await bus.close()
-        summary = await head.ended()
-        await until_gone(machine)
+        yield made
     finally:
-        machine.stop()
-        head.stop()
-    journal = Journal(journal_path)
+        made.stop()
+
+
+async def test_a_machine_is_killed_with_everything_on_it_and_the_run_goes_on_when_it_is_back(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, machine = pair.head, pair.machine
+    await head.up()
+    bus = await head.connect()
+    try:
+        watch = Watch(bus, Roster(bus))
+        async with watch.open():
+            monkeypatch.setenv("PHYSARUM_CACHE", str(tmp_path / "cache of the machine"))
+            await machine.up()
+            assert set(machine.actors()) == set(HERE)
+            assert not {*HERE} & {record.instance for record in read_records(head.folder.actors)}
+            assert json.loads((machine.folder.path / "start_model.json").read_text())["origin"] == "head"
+            await watch.until_number(3, 120)
+            machine.kill(SUPERVISOR)
+            before = machine.actors()
+            await machine.up()
+            assert machine.actors() == before, "they are adopted"
+            await watch.until_number(5, 120)
+            lost = machine.lose()
+            assert len(lost) > len(HERE) and not machine.actors()
+            await until_unannounced(bus)
+            assert head.pid(SUPERVISOR)
+            await machine.up()
+            await watch.until_number(STEPS, 150)
+            executions = list(watch.executions)
+    finally:
+        await bus.close()
+    summary = await head.ended()
+    await until_gone(machine)
+    journal = Journal(pair.journal_path)
     journal.read_on()
     account = summary["account"]
     assert (account["imbalance"], account["dead"], account["double_trained"]) == (0, 0, 0)
@@ -135,11 +157,53 @@ async def test_a_machine_is_killed_with_everything_on_it_and_the_run_goes_on_whe
     assert not machine.folder.summary.exists()
 
 
+async def test_commands_on_the_head_reach_every_machine(pair: Pair) -> None:
+    head, machine = pair.head, pair.machine
+    await head.up()
+    absent = {"machine": MACHINE, "state": "absent", "host": None, "address": None, "pid": None}
+    assert json.loads(pair.actorctl("ps", NAME, "--json"))["machines"][1] == absent
+    await machine.up()
+    bus = await head.connect()
+    try:
+        async with Roster(bus).open() as roster:
+            pair.actorctl("scale", NAME, "rollout=+1")
+            await until(roster, lambda there: "rollout-2" in there)
+            assert "rollout-2" in machine.actors()
+            state = json.loads(pair.actorctl("ps", NAME, "--json"))
+            places = {actor["instance"]: actor["machine"] for actor in state["actors"]}
+            assert places == {
+                **dict.fromkeys((*HERE, "rollout-2"), MACHINE),
+                **dict.fromkeys(places.keys() - {*HERE, "rollout-2"}, "head"),
+            }
+            assert [row["state"] for row in state["machines"]] == ["ready", "ready"]
+            text = pair.actorctl("logs", NAME, "rollout-2", "-n", "100")
+            assert "two/rollout/rollout-2" in text
+            pair.actorctl("drain", NAME, "rollout-2")
+            await until(roster, lambda there: "rollout-2" not in there)
+            pair.actorctl("down", NAME, "--machine", MACHINE)
+            assert not machine.actors() and head.pid(SUPERVISOR)
+            await machine.up()
+            await until(roster, lambda there: {*HERE} <= there)
+            assert "machines head (" in pair.actorctl("ps", NAME)
+            pair.actorctl("down", NAME)
+            await until_gone(machine)
+            assert not head.pid(SUPERVISOR)
+    finally:
+        await bus.close()
+    account = json.loads(pair.actorctl("ledger", NAME, "--json"))
+    assert account["imbalance"] == 0
+
+
+async def until(roster: Roster, satisfied: Callable[[set[str]], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not satisfied({beat.instance for beat in roster.members}):
+            await roster.wait_change(10)
+
+
 async def until_unannounced(bus: Bus) -> None:
     """Its presence has expired: nobody counts on it any more."""
-    async with Roster(bus).open() as roster, asyncio.timeout(60):
-        while {beat.instance for beat in roster.members} & {*HERE, f"supervisor-{MACHINE}"}:
-            await roster.wait_change(10)
+    async with Roster(bus).open() as roster:
+        await until(roster, lambda there: not there & {*HERE, f"supervisor-{MACHINE}"})
 
 
 async def until_gone(machine: MachineRun) -> None:
