@@ -35,7 +35,9 @@ def chosen(config: RootConfig, name: str | None) -> str:
     raise ConfigError([Problem(Severity.ERROR, where, f"machine {wanted!r}", f"one of {listed}", remedy)])
 
 
-def run_part(config: RootConfig, machine: str, as_json: bool, verbose: bool, ready_fd: int | None) -> dict[str, Any]:
+def run_part(
+    config: RootConfig, machine: str, as_json: bool, verbose: bool, ready_fd: int | None = None
+) -> dict[str, Any]:
     """Checks, then works until the run is finished; what it was."""
     shown = screen(as_json)
     refuse_taken(config, machine)

@@ -32,7 +32,18 @@ from physarum.actors.actorctl.ledger import refuse_open
 from physarum.actors.actorctl.ledger_text import sample_text, step_text, version_text
 from physarum.actors.actorctl.logs_elsewhere import elsewhere
 from physarum.actors.actorctl.machine import chosen, run_part
-from physarum.actors.actorctl.options import SETTINGS, Config, Json, Root, Settings, Target, Verbose, print_json, say
+from physarum.actors.actorctl.options import (
+    SETTINGS,
+    Config,
+    Json,
+    Machine,
+    Root,
+    Settings,
+    Target,
+    Verbose,
+    print_json,
+    say,
+)
 from physarum.actors.actorctl.replay import replay
 from physarum.actors.actorctl.rollout_only import rollout_only
 from physarum.actors.actorctl.sampling import sampling
@@ -81,10 +92,7 @@ _PACKAGES: Final = ("torch", "megatron-core", "nats-py", "transformers")
 def up(
     config: Config,
     settings: Settings = None,
-    machine: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--machine", help="Which one of `machines:` this host is (PHYSARUM_MACHINE); none: the head."),
-    ] = None,
+    machine: Machine = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when the actors are started.")] = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -179,10 +187,7 @@ def logs(
 def check(
     config: Config,
     settings: Settings = None,
-    machine: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--machine", help="One of `machines:`, checked as it will start here; none: the head."),
-    ] = None,
+    machine: Machine = None,
     arguments: Annotated[
         bool, typer.Option("--arguments", help="Ask the installed SGLang which arguments it takes: seconds.")
     ] = False,

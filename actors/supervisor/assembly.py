@@ -69,7 +69,8 @@ class Head:
             _log.warning("the run's machines were not told that it is over: %s", error)
 
     async def until_alone(self, roster: Roster, at_once: asyncio.Event) -> None:
-        """Waits until the other machines have drained, as long as that may take: what they hold they hand back."""
+        """Waits until the other machines have drained, as long as that may take: what they hold they hand back, for which they
+        need the head's services."""
         if not self._config.machines:
             return
         limit_s = 2 * self._config.supervisor.drain_timeout_s + EXPIRY_S

@@ -72,7 +72,7 @@ class MachineLease:
         patient = True
         while True:
             holder = (await leases.get(self._name)).value
-            if holder is not None and (not patient or _lives_here(holder)):
+            if holder is not None and holder.process != own() and (not patient or _lives_here(holder)):
                 raise self._held(holder)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TTL_S + _MARGIN_S):
@@ -90,4 +90,4 @@ class MachineLease:
 def _lives_here(holder: LeaseRecord) -> bool:
     """Of another host nobody knows before the lease has had its time."""
     process = holder.process
-    return process is not None and process.space == own().space and process != own() and not process.known_dead
+    return process is not None and process.space == own().space and not process.known_dead

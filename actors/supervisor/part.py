@@ -75,9 +75,10 @@ class Part:
         beside: Mapping[str, Work],
         on_started: Callable[[], None],
         ending: Ending,
+        before_services: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """From the start of the actors to the end of the last one. Returns when `over` has; raises what ended a keeper or one
-        of `beside`, or InterruptedRunError."""
+        of `beside`, or InterruptedRunError. `before_services`: as Crew.drain has it."""
         tasks: list[asyncio.Task[Any]] = []
         fault: BaseException | None = None
         try:
@@ -94,7 +95,7 @@ class Part:
             raise
         finally:
             await ending(fault)
-            await self.crew.drain()
+            await self.crew.drain(before_services)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -125,10 +125,8 @@ class Supervisor:
             async with display, background(bus_keeper.watch_store(), "watch of the store"):
                 beside = {"keeper of the bus": partial(bus_keeper.keep, bus)}
                 over = partial(ending.finished, bus, publisher, self._config)
-                try:
-                    await part.work(over, beside, self._on_started, head.end)
-                finally:
-                    await head.until_alone(roster, self._stop.at_once)
+                alone = partial(head.until_alone, roster, self._stop.at_once)
+                await part.work(over, beside, self._on_started, head.end, alone)
             return await self._conclude(bus, tally)
 
     async def _conclude(self, bus: Bus, tally: summary.Tally) -> Summary:

@@ -211,6 +211,30 @@ async def test_a_machines_name_is_one_supervisors(bus: Bus, publisher: Publisher
         assert (await leases.get(f"machine-{MACHINE}")).value is None, "it is given up at the end"
 
 
+async def test_a_lease_that_was_lost_is_taken_again_unless_another_has_it(bus: Bus, publisher: Publisher) -> None:
+    """As after a bus that was away for longer than a lease lasts."""
+    leases = Register(bus, publisher, "lease", LeaseRecord)
+    lease = MachineLease(bus, publisher, MACHINE)
+    async with asyncio.timeout(DEADLINE_S), lease.held():
+        keeping = asyncio.create_task(lease.keep())
+        first = lease._lease
+        assert first is not None
+        await first.release()
+        lease._lost.set()
+        async with leases.watch(f"machine-{MACHINE}") as changed:
+            while (record := (await leases.get(f"machine-{MACHINE}")).value) is None or lease._lease is first:
+                await changed.wait()
+                changed.clear()
+        assert record.process == own() and not keeping.done()
+        assert lease._lease is not None
+        await lease._lease.release()
+        parent = ProcessIdentity(own().space, os.getppid(), started_s(os.getppid()) or 0.0)
+        await leases.put(LeaseRecord("supervisor-gpu-1 on far", 9, time.time(), parent), f"machine-{MACHINE}", ttl_s=10)
+        lease._lost.set()
+        with pytest.raises(MachineHeldError, match="is taken by supervisor-gpu-1 on far"):
+            await keeping
+
+
 async def test_a_run_on_one_machine_is_told_nothing(bus: Bus, publisher: Publisher) -> None:
     alone = config(bus.run, machines={})
     head = Head(alone, bus, publisher, None)

@@ -37,15 +37,15 @@ from tests.bench.processes import environment
 pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.timeout(300)]
 
 NAME, MACHINE, TOKEN = "two", "gpu-0", "PHYSARUM_TEST_TOKEN"
+GPU: dict[str, Any] = {"count": 1, "engines": {"policy": 2}, "rollout": 2, "reward": 1}
 STEPS = 40
 HERE = ("policy-0", "policy-1", "rollout-0", "rollout-1", "reward-0")
 
 
-def write(folder: Path, url: str) -> Path:
-    machines = {"gpu": {"count": 1, "engines": {"policy": 2}, "rollout": 2, "reward": 1}}
+def write(folder: Path, url: str, gpu: dict[str, Any]) -> Path:
     values: dict[str, Any] = {
         "extends": str(RECIPE),
-        "machines": machines,
+        "machines": {"gpu": gpu},
         "bus": {"url": url},
         "checkpoint": {"token_env": TOKEN},
     }
@@ -54,24 +54,30 @@ def write(folder: Path, url: str) -> Path:
     return path
 
 
+def lose(run: ChaosRun) -> list[int]:
+    """A host is gone: all that was on it at once, and nobody is told. The processes that it were."""
+    found = [run.pid(SUPERVISOR), *(record.pid for record in read_records(run.folder.actors) if record.alive)]
+    family = [psutil.Process(pid) for pid in found if pid]
+    family += [child for one in family for child in one.children(recursive=True)]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(family, timeout=20)
+    return [process.pid for process in family]
+
+
 class MachineRun(ChaosRun):
-    """The second machine's part. It is killed as a host is: all at once, and nobody is told."""
+    """A machine's part of the run."""
 
-    def __init__(self, recipe: Path, root: Path, overrides: list[str]) -> None:
+    def __init__(self, recipe: Path, root: Path, overrides: list[str], machine: str = MACHINE) -> None:
         super().__init__(recipe, root, NAME, overrides)
-        self.folder = RunFolder(root / f"{NAME}@{MACHINE}")
-        self._command += ["--machine", MACHINE]
+        self.folder = RunFolder(root / f"{NAME}@{machine}")
+        self._command += ["--machine", machine]
 
-    def lose(self) -> list[int]:
-        """The processes that it was."""
-        found = [self.pid(SUPERVISOR), *(record.pid for record in read_records(self.folder.actors) if record.alive)]
-        family = [psutil.Process(pid) for pid in found if pid]
-        family += [child for one in family for child in one.children(recursive=True)]
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(family, timeout=20)
-        return [process.pid for process in family]
+    def share(self, root: Path) -> None:
+        """Its part lies beside the head's folder."""
+        self._command = [f"run.root={root}" if word.startswith("run.root=") else word for word in self._command]
+        self.folder = RunFolder(root / self.folder.path.name)
 
     def actors(self) -> dict[str, int]:
         return {record.instance: record.pid for record in read_records(self.folder.actors) if record.alive}
@@ -86,42 +92,51 @@ def actorctl(place: Path, *arguments: str) -> str:
     return done.stdout
 
 
-class Pair:
-    """Head and machine, on the bus that is neither's."""
+class Machines:
+    """The head and its machines, on the bus that is nobody's of them."""
 
-    def __init__(self, place: Path, url: str, steps: int) -> None:
+    def __init__(self, place: Path, url: str, gpu: dict[str, Any], *settings: str) -> None:
         self.journal_path = place / "journal"
         step_ms = "engines.policy.sglang.stub-step-ms=30"
-        options = [*stub_overrides(self.journal_path), f"stop.steps={steps}", step_ms]
-        self.roots = (place / "head", place / "gpu")
-        for folder in self.roots:
-            folder.mkdir()
-        self.head = ChaosRun(write(self.roots[0], url), self.roots[0], NAME, options)
-        self.machine = MachineRun(write(self.roots[1], url), self.roots[1], options)
+        self.options = [*stub_overrides(self.journal_path), step_ms, *settings]
+        self.root = place / "head"
+        self.root.mkdir()
+        self.head = ChaosRun(write(self.root, url, gpu), self.root, NAME, self.options)
+        self.others = [self._machine(place / f"gpu-{rank}", url, gpu, f"gpu-{rank}") for rank in range(gpu["count"])]
+
+    def _machine(self, root: Path, url: str, gpu: dict[str, Any], name: str) -> MachineRun:
+        root.mkdir()
+        return MachineRun(write(root, url, gpu), root, self.options, name)
 
     def stop(self) -> None:
-        self.machine.stop()
-        self.head.stop()
+        for one in (*self.others, self.head):
+            one.stop()
 
     def actorctl(self, *arguments: str) -> str:
         """As a user calls it on the head."""
-        return actorctl(self.roots[0], *arguments, "--root", str(self.roots[0]))
+        return actorctl(self.root, *arguments, "--root", str(self.root))
 
 
-@pytest.fixture
-def pair(tmp_path: Path, own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    monkeypatch.setenv(TOKEN, "correct-horse")
-    made = Pair(tmp_path, own_server.url, STEPS)
+@contextlib.contextmanager
+def machines(place: Path, url: str, gpu: dict[str, Any], *settings: str) -> Iterator[Machines]:
+    made = Machines(place, url, gpu, *settings)
     try:
         yield made
     finally:
         made.stop()
 
 
-async def test_a_machine_is_killed_with_everything_on_it_and_the_run_goes_on_when_it_is_back(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def pair(tmp_path: Path, own_server: OwnServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    monkeypatch.setenv(TOKEN, "correct-horse")
+    with machines(tmp_path, own_server.url, GPU, f"stop.steps={STEPS}") as made:
+        yield made
+
+
+async def test_each_machine_is_killed_with_everything_on_it_and_the_run_goes_on_when_it_is_back(
+    pair: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head, machine = pair.head, pair.machine
+    head, machine = pair.head, pair.others[0]
     await head.up()
     bus = await head.connect()
     try:
@@ -138,11 +153,16 @@ async def test_a_machine_is_killed_with_everything_on_it_and_the_run_goes_on_whe
             await machine.up()
             assert machine.actors() == before, "they are adopted"
             await watch.until_number(5, 120)
-            lost = machine.lose()
+            lost = lose(machine)
             assert len(lost) > len(HERE) and not machine.actors()
             await until_unannounced(bus)
             assert head.pid(SUPERVISOR)
             await machine.up()
+            await watch.until_number(watch.number + 3, 120)
+            at = machine.actors()
+            lose(head)
+            await head.up()
+            assert machine.actors() == at, "it works on"
             await watch.until_number(STEPS, 150)
             executions = list(watch.executions)
     finally:
@@ -157,8 +177,12 @@ async def test_a_machine_is_killed_with_everything_on_it_and_the_run_goes_on_whe
     assert not machine.folder.summary.exists()
 
 
-async def test_commands_on_the_head_reach_every_machine(pair: Pair) -> None:
-    head, machine = pair.head, pair.machine
+async def test_commands_on_the_head_reach_every_machine_also_where_they_share_a_folder(pair: Machines) -> None:
+    """Executions are above the limit of what goes inline: their bytes go to the head's store, from elsewhere by HTTP."""
+    head, machine = pair.head, pair.others[0]
+    machine.share(pair.root)
+    for run in (head, machine):
+        run.also("bus.inline_limit_bytes=600")
     await head.up()
     absent = {"machine": MACHINE, "state": "absent", "host": None, "address": None, "pid": None}
     assert json.loads(pair.actorctl("ps", NAME, "--json"))["machines"][1] == absent
@@ -191,7 +215,37 @@ async def test_commands_on_the_head_reach_every_machine(pair: Pair) -> None:
     finally:
         await bus.close()
     account = json.loads(pair.actorctl("ledger", NAME, "--json"))
-    assert account["imbalance"] == 0
+    assert account["imbalance"] == account["dead"] == 0 < account["trained"]
+    assert list((head.folder.path / "blobs").glob("??/*")) and not (machine.folder.path / "blobs").exists()
+
+
+async def test_nodes_of_an_engine_are_on_two_machines_and_one_that_is_lost_ends_the_engine_until_it_is_back(
+    tmp_path: Path, own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, "correct-horse")
+    gpu = {"count": 2, "engines": {"policy": 1}, "rollout": 1}
+    nodes = ["engines.policy.nodes=2", "engines.policy.count=1", f"engines.policy.weights_folder={tmp_path}/shared"]
+    with machines(tmp_path, own_server.url, gpu, *nodes, "stop.steps=16") as made:
+        head, (first, second) = made.head, made.others
+        await asyncio.gather(*(one.up() for one in (head, first, second)))
+        assert set(first.actors()) == {"policy-0", "rollout-0"}
+        assert set(second.actors()) == {"policy-0-node-1", "rollout-1"}
+        bus = await head.connect()
+        try:
+            watch = Watch(bus, Roster(bus))
+            async with watch.open():
+                await watch.until_number(3, 120)
+                before = first.pid("policy-0/server")
+                lose(second)
+                await second.up()
+                await watch.until_number(16, 150)
+        finally:
+            await bus.close()
+        summary = await head.ended()
+        assert before
+        for one in (first, second):
+            await until_gone(one)
+    assert (summary["account"]["imbalance"], summary["account"]["dead"]) == (0, 0)
 
 
 async def until(roster: Roster, satisfied: Callable[[set[str]], bool]) -> None:
