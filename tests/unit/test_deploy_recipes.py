@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from physarum.actors import address
+from physarum.bus.server import binary
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line
 from physarum.configs.placement import machine_names, machine_of
@@ -86,7 +87,16 @@ def test_kubernetes_gives_each_pod_its_name_its_address_and_the_secrets() -> Non
     assert asked == ["PHYSARUM_BUS_TOKEN"] and given == {"PHYSARUM_BUS_STORE", "PHYSARUM_BUS_TOKEN"}
 
 
-@pytest.mark.parametrize("words", [(), ("machines.gpu.count=16", "engines.policy.count=16", "rollout.count=16")])
+def test_the_bus_of_one_token_starts_with_its_two_variables_and_not_without(tmp_path: Path) -> None:
+    command = [str(binary()), "-t", "-c", str(DEPLOY / "nats" / "token.conf")]
+    environment = {"PATH": os.environ["PATH"], "PHYSARUM_BUS_STORE": str(tmp_path), "PHYSARUM_BUS_TOKEN": "t0ken"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=30)
+    del environment["PHYSARUM_BUS_TOKEN"]
+    lacking = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    assert lacking.returncode != 0 and "PHYSARUM_BUS_TOKEN" in lacking.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("machines.gpu.count=16",)])
 def test_the_example_has_as_many_machines_as_it_is_told(words: tuple[str, ...]) -> None:
     config = resolve(RECIPE, parse_command_line(words))
     count = 16 if words else 2

@@ -58,6 +58,14 @@ def test_counts_are_the_sums_over_the_machines_and_what_nobody_names_is_the_head
     assert list(config.engines) == ["policy", "judge"], "the first one is the policy's"
 
 
+def test_a_count_of_null_is_as_if_it_were_not_written(tmp_path: Path) -> None:
+    rollout = {**BASE["rollout"], "count": None}
+    config = load(tmp_path, machines={"gpu": GPU}, engines={"policy": {"count": None}}, rollout=rollout)
+    assert (config.engines["policy"].count, config.rollout.count) == (6, 12)
+    with pytest.raises(ConfigError, match=r"rollout\.count"):
+        load(tmp_path, machines={"head": {"reward": 1}}, rollout=rollout)
+
+
 def test_the_configuration_reads_back_as_it_was(tmp_path: Path) -> None:
     config = load(tmp_path, machines={"head": {"rollout": 1}, "gpu": GPU})
     (tmp_path / "again.yaml").write_text(dump(config))
