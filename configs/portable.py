@@ -1,7 +1,7 @@
 """What of a configuration is the same on every machine of a run: all but where files lie.
 
 Invariant: two configurations that are portably equal place the same actors on the same machines. Not compared are paths, since
-each machine has its own (`run.root`, models, interpreters), and the folders of hooks' files; their names are.
+each machine has its own (`run.root`, models, interpreters), the folders of hooks' files (their names are), and `bus.url`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def portable(config: RootConfig) -> dict[str, Any]:
     """Plain values. The order of groups and machines decides who is where: it is kept beside them."""
     found = _plain(config)
     assert isinstance(found, dict)
+    found["bus"]["url"] = None  # by which name a machine reaches the bus is its own affair: they met there
     return {**found, "order": {"engines": list(config.engines), "machines": list(config.machines)}}
 
 

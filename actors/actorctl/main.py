@@ -152,7 +152,7 @@ def ps(
 ) -> None:
     """List a run's actors: role, instance, pid, state, uptime, restarts, devices, event-loop lag, numbers."""
     with exits.reported(verbose):
-        state = uvloop.run(ps_command.look(target.find(name, root, settings or [])))
+        state = uvloop.run(ps_command.look(target.find_part(name, root, settings or [])))
         if as_json:
             print_json(state)
         else:
@@ -172,7 +172,7 @@ def logs(
     """Show the last lines of the actors' logs, of this machine or of one actor of any. With --json one object {instance, text}
     on each line."""
     with exits.reported(verbose):
-        folder = target.find(name, root)
+        folder = target.find_part(name, root)
         if not logs_command.is_here(folder, instance) and target.recorded_config(folder).machines:
             if follow:
                 raise typer.BadParameter(f"--follow reads a file: run it on the machine of {instance} (actorctl ps)")

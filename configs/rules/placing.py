@@ -25,6 +25,8 @@ def _names(config: RootConfig) -> Iterator[Finding]:
     if head is not None and head.count is not None:
         yield (*_KEY, HEAD, "count"), f"`machines.{HEAD}.count: {head.count}`", "one head", "remove the key"
         return
+    if "0" in machine_names(config):
+        yield (*_KEY, "0"), "a machine called 0", "a name that no supervisor has yet", "rename it"
     for name, times in Counter(machine_names(config)).items():
         entries = [entry for entry, machine in config.machines.items() if name in names_of(entry, machine)]
         if times > 1 and entries:

@@ -122,15 +122,15 @@ async def test_what_a_machine_does_before_it_works_is_given_up_when_the_run_is_o
 
 
 async def test_a_head_that_is_away_for_too_long_ends_its_machines(bus: Bus, publisher: Publisher) -> None:
-    made = config(bus.run, orphan_s=0.4)
+    made = config(bus.run, orphan_s=0.2)
     await Head(made, bus, publisher, "").open()
     await head_is_there(bus, publisher)
     over = asyncio.create_task(Membership(made, MACHINE, bus, publisher).over())
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(over), 0.8)
+            await asyncio.wait_for(asyncio.shield(over), 0.45)
         await announce(bus, publisher, msgspec.structs.replace(beat("supervisor", INSTANCE, GONE), sequence=3))
-        with pytest.raises(HeadEndedError, match=r"no head of run .* for 0\.4 s \(run\.orphan_timeout_s\)"):
+        with pytest.raises(HeadEndedError, match=r"no head of run .* for 0\.2 s \(run\.orphan_timeout_s\)"):
             await over
 
 
@@ -138,10 +138,10 @@ async def test_an_actor_is_claimed_by_its_own_machines_supervisor(bus: Bus, publ
     await head_is_there(bus, publisher)
     async with Roster(bus, "supervisor").open() as supervisors, asyncio.timeout(DEADLINE_S):
         began = time.monotonic()
-        await until_alone(supervisors, f"supervisor-{MACHINE}", 0.3)
-        assert time.monotonic() - began >= 0.3
+        await until_alone(supervisors, f"supervisor-{MACHINE}", 0.15)
+        assert time.monotonic() - began >= 0.15
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(until_alone(supervisors, INSTANCE, 0.3), 0.7)
+            await asyncio.wait_for(until_alone(supervisors, INSTANCE, 0.15), 0.35)
 
 
 async def test_the_head_waits_for_machines_and_their_actors_to_leave(bus: Bus, publisher: Publisher) -> None:

@@ -87,10 +87,12 @@ def test_a_part_of_a_run_lies_beside_the_runs_own_folder_and_is_found_by_the_run
         target.find("r", tmp_path / "runs")
     part.mkdir(parents=True)
     (part / "config.yaml").write_text("")
-    assert target.find("r", tmp_path / "runs").path == part
+    assert target.find_part("r", tmp_path / "runs").path == target.find_part("r@gpu-2", tmp_path / "runs").path == part
+    with pytest.raises(NotRunningError, match="is one machine's part of run r, .* give it on the head"):
+        target.find("r", tmp_path / "runs")
     own.mkdir()
     (own / "config.yaml").write_text("")
-    assert target.find("r", tmp_path / "runs").path == own
+    assert target.find("r", tmp_path / "runs").path == target.find_part("r", tmp_path / "runs").path == own
 
 
 async def test_a_supervisor_gives_the_ends_of_its_logs_and_no_more_than_a_message_holds(

@@ -174,6 +174,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"machines": {"gpu": GPU, "gpu-1": {"rollout": 1}}},
         r"the machine gpu-1 2 times, of `machines\.gpu` and `machines\.gpu-1`",
     ),
+    "zero": ({"machines": {"0": {"rollout": 1}}}, r"a machine called 0"),
     "nothing": ({"machines": {"gpu": GPU, "idle": {}}}, r"`machines\.idle` with nothing to start"),
     "group": ({"machines": {"gpu": {"engines": {"polcy": 1}}}}, r"`machines\.gpu\.engines\.polcy`.*write `policy`"),
     "fewer": (
@@ -211,7 +212,9 @@ def test_machines_may_keep_their_files_elsewhere_and_nothing_else_may_differ(tmp
     engines = {"policy": {"python": "venv/bin/python", "sglang": {"tp-size": 1}}}
     hook = {"rollout": {"generate": "./mine.py:generate"}}
     one = load(tmp_path, machines={"gpu": GPU}, engines=engines, **hook)
-    same = load(other, "run.root=elsewhere", machines={"gpu": GPU}, engines=engines, **hook)
+    same = load(
+        other, "run.root=elsewhere", "bus.url=nats://localhost:4222", machines={"gpu": GPU}, engines=engines, **hook
+    )
     assert one != same and portable_digest(one) == portable_digest(same)
     changed = load(other, "trainer.lr=2e-3", machines={"gpu": GPU}, engines=engines, **hook)
     assert portable_digest(one) != portable_digest(changed)
