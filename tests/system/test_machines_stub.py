@@ -5,6 +5,8 @@ Real bus, supervisors and checkpoint actor; the other actors are stubs.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,13 +14,18 @@ from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
-from bus_fixture import connect, fresh_run, remove_streams, small_config
+from bus_fixture import OwnServer, connect, fresh_run, remove_streams, small_config
 from machine_run import TOKEN, HeadRun, MachineRun, at_work, write_machines
-from supervisor_run import processes_of
+from supervisor_run import LIMIT_S, processes_of
 
 from physarum.actors.supervisor.errors import ActorFailedError, HeadEndedError, InterruptedRunError, MachineRefusedError
 from physarum.actors.supervisor.process import read_records
+from physarum.bus.errors import BusRefusedError
+from physarum.bus.lease import TTL_S, LeaseRecord
 from physarum.bus.presence import Roster
+from physarum.bus.process_identity import own
+from physarum.bus.publisher import Publisher
+from physarum.bus.register import Register
 from physarum.bus.server import ServerRecord
 
 pytestmark = pytest.mark.timeout(120)
@@ -50,7 +57,8 @@ async def places(tmp_path: Path, nats_server: ServerRecord, monkeypatch: pytest.
     yield found
     bus = await connect(found.url, found.name)
     try:
-        await remove_streams(bus, small_config())
+        with contextlib.suppress(BusRefusedError):  # of a test with a server of its own
+            await remove_streams(bus, small_config())
     finally:
         await bus.close()
 
@@ -99,6 +107,34 @@ async def test_a_machine_that_is_lost_comes_back_and_the_head_goes_on_meanwhile(
                 await again.result()
             with pytest.raises(InterruptedRunError):
                 await head.result()
+
+
+@pytest.mark.slow
+async def test_a_bus_that_is_away_for_longer_than_a_lease_ends_no_machine(
+    places: Places, own_server: OwnServer
+) -> None:
+    first, other = places._replace(url=own_server.url).write({})
+    head, machine = HeadRun(first), MachineRun(other)
+    async with at_work(head, machine):
+        await machine.until_at_work()
+        before = machine.pids()
+        own_server.kill()
+        await asyncio.sleep(TTL_S + 3)
+        await own_server.start()
+        bus = await connect(own_server.url, places.name)
+        try:
+            leases = Register(bus, await Publisher(bus).start(), "lease", LeaseRecord)
+            async with asyncio.timeout(LIMIT_S), Roster(bus).open() as roster:
+                while not {"supervisor-0", "supervisor-gpu-0", *before} <= {one.instance for one in roster.members}:
+                    await roster.wait_change(5)
+                async with leases.watch("machine-gpu-0") as changed:
+                    while (found := (await leases.get("machine-gpu-0")).value) is None:
+                        await changed.wait()
+                        changed.clear()
+        finally:
+            await bus.close()
+        assert found.process == own() and machine.pids() == before
+        assert not machine.ended.done() and not head.ended.done()
 
 
 @pytest.mark.slow
