@@ -34,7 +34,12 @@ def engine_python() -> Path:
     return Path(os.environ.get("PHYSARUM_ENGINE_PYTHON") or (apart if apart.exists() else sys.executable))
 
 
-def tiny_model(seed: int) -> PreTrainedModel:
+def engine_path() -> dict[str, str]:
+    """Where sglang lies when it is not in that interpreter's own packages: engines are told, they inherit nothing."""
+    return {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+
+
+def tiny_model(seed: int, head_dim: int = 32) -> PreTrainedModel:
     """Random weights with a spread that makes log-probabilities differ by nats from one seed to another."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -47,7 +52,7 @@ def tiny_model(seed: int) -> PreTrainedModel:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=head_dim,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
         bos_token_id=None,

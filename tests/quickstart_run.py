@@ -49,9 +49,11 @@ class QuickstartRun:
 
     def _lines(self) -> Iterator[str]:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line.rstrip())
-            yield line
+        with self.folder.with_suffix(".out").open("w", buffering=1) as kept:  # also of a run that never ends
+            for line in self._process.stdout:
+                self.lines.append(line.rstrip())
+                kept.write(line)
+                yield line
 
     @property
     def output(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from physarum.weightsync.area import Filling, SharedArea
+from physarum.weightsync.chunk_hashing import ALGORITHM, Chunks
 from physarum.weightsync.digest import Algorithm, digest_of
 from physarum.weightsync.dtypes import by_name
 from physarum.weightsync.errors import ManifestError
@@ -34,10 +35,16 @@ class Snapshot:
     """All tensors of one version under their Hugging Face names, in `file`, which is what `filling` wrote."""
 
     def __init__(
-        self, file: HeldFile, filling: Filling, chunk_bytes: int, device_digests: Mapping[str, str] | None = None
+        self,
+        file: HeldFile,
+        filling: Filling,
+        chunk_bytes: int,
+        device_digests: Mapping[str, str] | None = None,
+        chunks: Chunks | None = None,
     ) -> None:
-        """`device_digests`: by tensor, where a device computed them."""
+        """`device_digests`: by tensor, where a device computed them; `chunks`: where they were hashed on the way here."""
         self.device_digests = device_digests or {}
+        self._chunks = chunks
         self.file = file
         self.filling = filling
         self.chunk_bytes = chunk_bytes
@@ -66,7 +73,16 @@ class Snapshot:
         self.filling.discard()
 
     def entries(self, algorithm: Algorithm = "xxh3") -> tuple[tuple[TensorEntry, ...], dict[str, memoryview]]:
-        """The manifest's tensors, and the bytes of every distinct chunk. Hashes everything: call it from a thread."""
+        """The manifest's tensors, and the bytes of every distinct chunk. Hashes everything that was not: call it from a
+        thread."""
+        chunks = self._chunks if self._chunks is not None and algorithm == ALGORITHM else self._hashed(algorithm)
+        entries = tuple(
+            TensorEntry(name, form.dtype, form.shape, chunks[name], self.device_digests.get(name, ""))
+            for name, form in self.file.forms.items()
+        )
+        return entries, {digest: data for entry in entries for digest, data in self.file.chunks(entry)}
+
+    def _hashed(self, algorithm: Algorithm) -> Chunks:
         pieces = [
             (name, piece) for name in self.file.forms for piece in _pieces(self.file.tensor(name), self.chunk_bytes)
         ]
@@ -74,11 +90,7 @@ class Snapshot:
         listed: dict[str, list[Chunk]] = {name: [] for name in self.file.forms}
         for (name, piece), digest in zip(pieces, digests, strict=True):
             listed[name].append(Chunk(digest, piece.nbytes))
-        entries = (
-            TensorEntry(name, form.dtype, form.shape, tuple(listed[name]), self.device_digests.get(name, ""))
-            for name, form in self.file.forms.items()
-        )
-        return tuple(entries), {digest: piece for (_, piece), digest in zip(pieces, digests, strict=True)}
+        return {name: tuple(found) for name, found in listed.items()}
 
 
 def _pieces(data: memoryview, size: int) -> Iterator[memoryview]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -73,6 +73,21 @@ class Publication:
         self.published = 0
         self.last: Version | None = None
         self._obstacle = "no checkpoint actor has announced itself"
+        self._under_way: dict[str, float] = {}
+
+    @property
+    def under_way(self) -> str:
+        """What is being done with which version, and for how long: for people."""
+        now = time.monotonic()
+        return ", ".join(f"{what} for {now - since:.0f} s" for what, since in self._under_way.items()) or "nothing"
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        self._under_way[what] = time.monotonic()
+        try:
+            yield
+        finally:
+            del self._under_way[what]
 
     @property
     def idle(self) -> bool:
@@ -130,7 +145,8 @@ class Publication:
 
         async def broadcast(offer: Offer) -> None:
             if offer.buffer is not None:
-                await broadcasting.send(offer.version, offer.buffer, engines)
+                with self._doing(f"broadcast of {offer.version}"):
+                    await broadcasting.send(offer.version, offer.buffer, engines)
 
         return broadcast
 
@@ -140,7 +156,8 @@ class Publication:
         """Without room on the host the version is passed over, in sight of the user; the next one may find it."""
         started = time.perf_counter()
         try:
-            snapshot = await in_thread(offer.on_host)
+            with self._doing(f"copy of {offer.version} to the host"):
+                snapshot = await in_thread(offer.on_host)
         except NoRoomError as error:
             _log.error("%s is not published: %s", offer.version, error)
             self._obstacle = str(error)
@@ -160,7 +177,8 @@ class Publication:
         services: Roster,
         heads: Register[states.Head],
     ) -> None:
-        manifest = await self._upload(offer, snapshot, session, services)
+        with self._doing(f"{offer.version} to the checkpoint service"):
+            manifest = await self._upload(offer, snapshot, session, services)
         head = states.Head(
             label=str(offer.version),
             epoch=offer.version.epoch,
@@ -185,7 +203,8 @@ class Publication:
         if call is None:
             return
         try:
-            await called(call, "checkpoint.after_publish", manifest)
+            with self._doing(f"checkpoint.after_publish for {manifest.label}"):
+                await called(call, "checkpoint.after_publish", manifest)
         except HookFailedError as error:
             _log.error("%s is published, but: %s", manifest.label, error)
 

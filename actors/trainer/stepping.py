@@ -19,6 +19,7 @@ import msgspec
 
 from physarum.actors import states
 from physarum.actors.trainer import exports
+from physarum.actors.trainer.age_alarm import AgeAlarm
 from physarum.actors.trainer.batch import StepResult
 from physarum.actors.trainer.bodies import Bodies
 from physarum.actors.trainer.checkpoints import CheckpointMeta
@@ -97,6 +98,7 @@ class Stepper:
         self._metadata = self._config.trainer.algorithm.metadata
         self._alarm = MismatchAlarm(mismatch.window, mismatch.doubling_steps)
         self._replay_alarm = ReplayAlarm()
+        self._age_alarm = AgeAlarm(self._config.age.bound)
         self._offers = Offers(actor, world, publication)
 
     @property
@@ -150,6 +152,7 @@ class Stepper:
         self._replay_alarm.saw(record.metrics)
         record = msgspec.structs.replace(record, metrics=record.metrics | measured)
         await self._book.append(record)
+        self._age_alarm.saw(record, self.publication.under_way)
         self._cursor.consume(sequence, plan.record)
         self._retention.stepped(self._cursor.floor)
         self._steps += 1

@@ -75,7 +75,7 @@ async def _slot(
         found.append((time.time(), got))
 
 
-async def physarum(load: Load, place: Path, name: str) -> list[Completion]:
+async def physarum(load: Load, place: Path, name: str, stream_tokens: int | None = None) -> list[Completion]:
     """A recording run of the same requests; its completions are read from SAMPLES when it has ended."""
     slots, rest = divmod(load.concurrency, load.rollouts)
     if rest:
@@ -90,6 +90,7 @@ async def physarum(load: Load, place: Path, name: str) -> list[Completion]:
         "rollout.count": load.rollouts,
         "rollout.slots": slots,
         "rollout.request_timeout_s": _REQUEST_S,
+        "rollout.stream_tokens": stream_tokens,
     }
     await actorctl("rollout-only", RECIPE, settings, place / f"{name}.log")
     samples, _ = await recorded(place / name)

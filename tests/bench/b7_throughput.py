@@ -2,7 +2,7 @@
 
 Same prompts, lengths, concurrency and request fields on both sides, in turn A B B A; every token counted for physarum is
 found in SAMPLES. A rate is taken over the middle of a side's tokens. On CUDA the model has the shape of Qwen3-0.6B, on
-CPU that of the calculator's; random weights.
+CPU that of the calculator's; random weights. `--stream-tokens N`: a third side, physarum with answers in chunks of N tokens.
 
     python -m tests.bench.b7_throughput --concurrency 64,256 --pairs 5
 """
@@ -46,7 +46,14 @@ async def measure(size: str) -> dict[str, Any]:
 
 
 async def pairs(
-    shape: str, concurrencies: list[int], *, waves: int, mean: int, count: int, rollouts: int
+    shape: str,
+    concurrencies: list[int],
+    *,
+    waves: int,
+    mean: int,
+    count: int,
+    rollouts: int,
+    stream_tokens: int | None = None,
 ) -> dict[str, Any]:
     """`count` pairs a concurrency; a side has `waves` requests for each slot."""
     with tempfile.TemporaryDirectory(prefix="b7-") as name:
@@ -57,28 +64,44 @@ async def pairs(
             for concurrency in concurrencies:
                 load = Load(place / "model", url, vocabulary, concurrency, waves * concurrency, mean, rollouts)
                 await bare(load)  # compiles what this batch size needs
-                rows.append(await _row(load, place, count))
+                rows.append(await _row(load, place, count, stream_tokens))
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
-    return {"device": device, "shape": shape, "target": TARGET, "pairs": count, "rows": rows}
+    found = {"device": device, "shape": shape, "target": TARGET, "pairs": count, "rows": rows}
+    return found if stream_tokens is None else found | {"stream_tokens": stream_tokens}
 
 
-async def _row(load: Load, place: Path, count: int) -> dict[str, Any]:
-    ours, theirs = [], []
+async def _row(load: Load, place: Path, count: int, stream_tokens: int | None) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {"physarum": [], "bare": []}
+    if stream_tokens is not None:
+        rates["streamed"] = []
     for pair in range(count):
-        for side in ("physarum", "bare") if pair % 2 == 0 else ("bare", "physarum"):
+        for side in rates if pair % 2 == 0 else reversed(rates):
             if side == "bare":
-                theirs.append(tokens_per_s(await bare(load)))
+                completions = await bare(load)
             else:
-                ours.append(tokens_per_s(await physarum(load, place, f"c{load.concurrency}-{pair}")))
-        _log.info("%d concurrent: physarum %.0f tok/s, bare %.0f", load.concurrency, ours[-1], theirs[-1])
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-    low, _, high = quantiles(ratios, n=4) if count > 1 else (ratios[0],) * 3
-    return {
+                chunks = stream_tokens if side == "streamed" else None
+                completions = await physarum(load, place, f"c{load.concurrency}-{side}-{pair}", chunks)
+            rates[side].append(tokens_per_s(completions))
+        _log.info("%d concurrent: %s", load.concurrency, {side: round(found[-1]) for side, found in rates.items()})
+    ours, theirs = rates.pop("physarum"), rates.pop("bare")
+    row = {
         "concurrency": load.concurrency,
         "physarum_tok_s": round(median(ours)),
         "bare_tok_s": round(median(theirs)),
-        "ratio": round(median(ratios), 4),
-        "iqr": [round(low, 4), round(high, 4)],
+        **_ratio("ratio", ours, theirs),
+    }
+    for side, found in rates.items():
+        row |= _ratio(f"{side}_ratio", found, theirs)
+    return row
+
+
+def _ratio(name: str, ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    """The median of the pairs' ratios, and its quartiles."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+    return {
+        name: round(median(ratios), 4),
+        "iqr" if name == "ratio" else f"{name}_iqr": [round(low, 4), round(high, 4)],
     }
 
 
@@ -112,11 +135,18 @@ def main() -> None:
     parser.add_argument("--mean", type=int, default=256)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rollouts", type=int, default=4)
+    parser.add_argument("--stream-tokens", type=int)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     sizes = [int(one) for one in options.concurrency.split(",")]
     found = pairs(
-        options.shape, sizes, waves=options.waves, mean=options.mean, count=options.pairs, rollouts=options.rollouts
+        options.shape,
+        sizes,
+        waves=options.waves,
+        mean=options.mean,
+        count=options.pairs,
+        rollouts=options.rollouts,
+        stream_tokens=options.stream_tokens,
     )
     print(json.dumps(asyncio.run(found)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import engine_environment
 from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
+from physarum.weightsync.device import owner
 from physarum.weightsync.device.owner import DeviceAgent
 from physarum.weightsync.errors import DeviceError
 from physarum.weightsync.manifest import Manifest
@@ -129,6 +131,31 @@ def test_an_agent_that_does_not_answer_is_killed_at_its_deadline(agent: DeviceAg
     assert not Path(f"/proc/{stopped}").exists()
     assert agent.call("hello", 60.0)["device"] == "cpu"
     agent.close()
+
+
+def test_an_agent_that_hangs_says_where_before_it_is_killed(agent: DeviceAgent, tmp_path: Path) -> None:
+    port = agent.call("open", 60.0, host="127.0.0.1")["port"]
+    nobody = {"name": "1.1", "label": "v1", "layout": [], "size": 0, "members": 1, "timeout_s": 60.0}
+    with pytest.raises(DeviceError, match=r"did not answer send within 0\.5 s.*agent\.log says where"):
+        agent.call("send", 0.5, arguments=nobody)
+    assert port and "in send" in (tmp_path / "agent.log").read_text()
+    agent.close()
+
+
+def test_an_agent_that_even_death_does_not_end_holds_nobody_up(
+    agent: DeviceAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process whose device hangs stays in the kernel: whoever waited for its end for ever never published again."""
+    agent.call("hello", 60.0)
+    pid = agent.pid
+    assert pid is not None
+    monkeypatch.setattr(owner, "_REAP_S", 0.01)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)
+    agent.close()
+    monkeypatch.undo()
+    assert f"device agent {pid} has not ended" in caplog.text
+    assert agent.pid is None
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_an_environment_without_torch_is_named(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
-from engine_fixture import START_TIMEOUT_S, engine_python, tiny_model
+from engine_fixture import START_TIMEOUT_S, engine_path, engine_python, tiny_model
 
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import detect_device
@@ -38,7 +39,13 @@ pytestmark = [
     pytest.mark.skipif(detect_device() != "cuda" and not EXTRA, reason="needs a CUDA device"),
 ]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
-TOLERANCE = 1e-4 if detect_device() == "cpu" else 2e-2
+TOLERANCE = 1e-4 if detect_device() == "cpu" else 0.5
+"""On CUDA in bfloat16, where one version differs from another by nats."""
+ON_CUDA: dict[str, Any] = {
+    "dtype": "bfloat16", "attention-backend": "triton", "sampling-backend": "pytorch", "grammar-backend": "none",
+    "disable-cuda-graph": True,
+}  # fmt: skip
+HEAD_DIM = 32 if detect_device() == "cpu" else 64
 
 
 @dataclass
@@ -64,7 +71,7 @@ def reference(seed: int, prompt: list[int], reply: Reply) -> np.ndarray:
 
     ids = prompt + reply.token_ids.tolist()
     with torch.no_grad():
-        logits = tiny_model(seed)(torch.tensor([ids])).logits[0, :-1]
+        logits = tiny_model(seed, HEAD_DIM)(torch.tensor([ids])).logits[0, :-1]
     chosen = torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None])
     return np.asarray(chosen[len(prompt) - 1 :, 0])
 
@@ -76,18 +83,25 @@ def close(seed: int, prompt: list[int], reply: Reply) -> bool:
 @contextlib.asynccontextmanager
 async def servers(folder: Path) -> AsyncIterator[Servers]:
     environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    environment |= {"PYTHONPATH": EXTRA} if EXTRA else {}
+    environment |= {"PYTHONPATH": EXTRA} if EXTRA else engine_path()
     found = subprocess.run([engine_python(), "-c", "import mooncake.engine"], env=os.environ | environment, check=False)
     if found.returncode:
         pytest.skip("no mooncake-transfer-engine in the engine's Python")
     async with contextlib.AsyncExitStack() as stack:
         processes: list[EngineProcess] = []
+        session = await stack.enter_async_context(aiohttp.ClientSession())
         roles: tuple[ServerRole, ...] = ("prefill", "decode")
         for role in roles:
-            arguments = {"skip-tokenizer-init": True, "max-total-tokens": 16384, "mem-fraction-static": 0.2}
+            arguments: dict[str, Any] = {
+                "skip-tokenizer-init": True,
+                "max-total-tokens": 16384,
+                "mem-fraction-static": 0.2,
+            }
             arguments |= {"disaggregation-transfer-backend": "mooncake_tcp"}
-            arguments |= {"disaggregation-decode-retraction-backup": "none"} if role == "decode" else {}
-            arguments |= {"dtype": "float32"} if detect_device() == "cuda" else {}
+            if detect_device() == "cuda":
+                arguments |= ON_CUDA
+            elif role == "decode":
+                arguments["disaggregation-decode-retraction-backup"] = "none"
             spec = EngineSpec(
                 python=engine_python(),
                 model=folder / "seed-0",
@@ -99,9 +113,8 @@ async def servers(folder: Path) -> AsyncIterator[Servers]:
             )
             processes.append(await EngineProcess.start(spec))
             stack.push_async_callback(processes[-1].stop)
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        for process in processes:
-            await process.wait_healthy(session, START_TIMEOUT_S)
+            # One after the other: two servers that look for free ports at once may find the same.
+            await processes[-1].wait_healthy(session, START_TIMEOUT_S)
         controls = [EngineControl(process.url, session) for process in processes]
         yield Servers(processes[0], processes[1], controls[0], controls[1], session)
 
@@ -115,7 +128,7 @@ async def take(control: EngineControl, folder: Path, label: str) -> None:
 
 async def test_every_kept_token_of_a_pair_has_the_log_probability_of_its_version(tmp_path: Path) -> None:
     for seed in (0, 1):
-        tiny_model(seed).save_pretrained(tmp_path / f"seed-{seed}")
+        tiny_model(seed, HEAD_DIM).save_pretrained(tmp_path / f"seed-{seed}")
     async with servers(tmp_path) as pair:
         reply = await pair.ask(PROMPT, 8, "policy@1.0")
         assert close(0, PROMPT, reply) and reply.flaw is None and len(reply.token_ids) == 8

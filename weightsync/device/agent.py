@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import faulthandler
 import importlib.metadata
 import importlib.util
 import io
@@ -239,6 +240,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != owner:
         return
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # its owner asks, before it gives up
     connection = socket.socket(fileno=int(sys.argv[1]))
     agent = Agent()
     while True:

@@ -7,6 +7,8 @@ it from a thread.
 from __future__ import annotations
 
 import contextlib
+import logging
+import signal
 import socket
 import subprocess
 import threading
@@ -17,7 +19,12 @@ from typing import Any, Final
 from physarum.weightsync.device import wire
 from physarum.weightsync.errors import DeviceError
 
+_log = logging.getLogger(__name__)
+
 _AGENT: Final = Path(__file__).with_name("agent.py")
+STACKS_SIGNAL: Final = signal.SIGUSR1
+_REAP_S: Final = 10.0
+_STACKS_S: Final = 0.5
 _COLLECTIVES: Final = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 """The same on both sides, else the first broadcast fails; and as SGLang's servers have it."""
 
@@ -57,9 +64,11 @@ class DeviceAgent:
             wire.send(connection, {"call": name, **arguments}, descriptors)
             answer, _ = wire.receive(connection)
         except TimeoutError as error:
+            self._show_stacks()
             self._kill()
             raise DeviceError(
-                f"the device agent did not answer {name} within {timeout_s:g} s; it is started anew"
+                f"the device agent did not answer {name} within {timeout_s:g} s; it is started anew;"
+                f" {self._log_file} says where it hung"
             ) from error
         except (OSError, EOFError) as error:
             status = self._kill()
@@ -102,4 +111,21 @@ class DeviceAgent:
         if process is None:
             return None
         process.kill()
-        return process.wait()
+        try:
+            return process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:
+            _log.error(
+                "device agent %d has not ended %g s after SIGKILL: its device or driver holds it. Another one takes its place;"
+                " what it held on the device stays taken until it ends",
+                process.pid, _REAP_S,
+            )  # fmt: skip
+            threading.Thread(target=process.wait, name=f"reaper of {process.pid}", daemon=True).start()
+            return None
+
+    def _show_stacks(self) -> None:
+        """Where it hangs goes into its log, while it is still there."""
+        process = self._process
+        if process is not None:
+            process.send_signal(STACKS_SIGNAL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STACKS_S)

@@ -1,11 +1,13 @@
 """Files in shared memory that a CUDA device copies to and from directly: mapped and page-locked once, used again and again.
 
-Page-locking costs as much as many copies, and the files of an area change hands and stay: so a file keeps its mapping here
-for as long as it exists. Stands alone: torch and the standard library.
+Files on a disk are not asked for: the kernel page-locks none of them, and a call of CUDA that failed makes a later one fail in
+its place. Page-locking costs as much as many copies, and the files of an area change hands and stay: so a file keeps its
+mapping here for as long as it exists. Stands alone: torch and the standard library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 
@@ -24,6 +26,8 @@ class PinnedFiles:
     def memory(self, descriptor: int) -> Tensor | None:
         """All of the open file as bytes; None where it cannot be page-locked: copy through memory that can."""
         state = os.fstat(descriptor)
+        if not _in_memory(state):
+            return None
         key = (state.st_dev, state.st_ino)
         for gone in [name for name, file in self._files.items() if file.deleted]:
             self._files.pop(gone).close()
@@ -39,6 +43,13 @@ class PinnedFiles:
         while len(self._files) > _KEPT:
             self._files.pop(next(iter(self._files))).close()
         return found.bytes[: state.st_size]
+
+
+def _in_memory(state: os.stat_result) -> bool:
+    try:
+        return state.st_dev == os.stat("/dev/shm").st_dev
+    except OSError:
+        return False
 
 
 class _Pinned:
@@ -62,6 +73,8 @@ class _Pinned:
         if made._locked:
             return made
         made.close()
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device="cuda")  # takes the error upon itself: the next call of whoever copies must not
         return None
 
     @property

@@ -1,8 +1,8 @@
 """`nccl`: versions come straight from the trainer's device to the engine's (gloo where there is no CUDA), and are handed over
 as by `ipc`.
 
-The engine takes no part in the broadcast: its agent does. What arrived is hashed on the device and compared with the
-manifest before it counts; what did not arrive in time is brought and staged as by `ipc`.
+The engine takes no part in the broadcast: its agent does. What arrived is hashed on the device while its manifest is still on
+its way, and compared with it before it counts; what did not arrive in time is brought and staged as by `ipc`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from physarum.weightsync.broadcast import Round
-from physarum.weightsync.device.checks import altered, verifiable
+from physarum.weightsync.device.checks import verifiable
 from physarum.weightsync.device.owner import DeviceAgent
 from physarum.weightsync.errors import DeviceError
 from physarum.weightsync.held_file import HeldFile
@@ -42,6 +42,13 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
+class _Arrived(NamedTuple):
+    """A version in the agent's buffer: its tensors, and the digest of each as it lies there."""
+
+    layout: dict[str, _Tensor]
+    digests: dict[str, str]
+
+
 class NcclTransport:
     """One engine's; `me` is its name in rounds."""
 
@@ -55,8 +62,8 @@ class NcclTransport:
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._ipc = IpcTransport(target, agent, ranks, timeout_s)
-        self._receiving: tuple[str, asyncio.Task[list[_Tensor] | None]] | None = None
-        self._tasks: set[asyncio.Task[list[_Tensor] | None]] = set()
+        self._receiving: tuple[str, asyncio.Task[_Arrived | None]] | None = None
+        self._tasks: set[asyncio.Task[_Arrived | None]] = set()
         self._layout: dict[str, _Tensor] | None = None
         self._group = ""
         self._buffer = asyncio.Lock()
@@ -77,12 +84,9 @@ class NcclTransport:
         self._layout, self.name = None, "ipc"
         found = await receiving[1] if receiving is not None and receiving[0] == manifest.label else None
         self._mine = await self._buffer.acquire()  # what else has arrived is overwritten, and was given up above
-        if found is None:
+        if found is None or not self._matches(found, manifest):
             return False
-        layout = {one.name: one for one in found}
-        if not await self._matches(layout, manifest):
-            return False
-        self._layout, self.name = layout, "nccl"
+        self._layout, self.name = found.layout, "nccl"
         return True
 
     def verifies(self, manifest: Manifest) -> bool:
@@ -111,11 +115,11 @@ class NcclTransport:
             task.cancel()
         await self._ipc.close()
 
-    async def _receive(self, one: Round) -> list[_Tensor] | None:
+    async def _receive(self, one: Round) -> _Arrived | None:
         async with self._buffer:
             return await self._received(one)
 
-    async def _received(self, one: Round) -> list[_Tensor] | None:
+    async def _received(self, one: Round) -> _Arrived | None:
         """A group is joined by a process that was in no other: nothing of an old one can hold it up."""
         limit_s = one.until - time.time()
         if limit_s <= 0:
@@ -134,25 +138,24 @@ class NcclTransport:
         }
         try:
             answer = await in_thread(self.agent.call, "receive", limit_s + _GRACE_S, arguments=arguments)
+            layout = msgspec.convert(answer["layout"], list[_Tensor])
+            pieces = [(tensor.offset, tensor.size) for tensor in layout]
+            found = (await in_thread(self.agent.call, "digests", self._timeout_s, pieces=pieces))["digests"]
         except DeviceError as error:
             _log.warning("%s was not received by broadcast, it is fetched: %s", one.label, error)
             return None
-        return msgspec.convert(answer["layout"], list[_Tensor])
+        names = [tensor.name for tensor in layout]
+        return _Arrived(dict(zip(names, layout, strict=True)), dict(zip(names, found, strict=True)))
 
-    async def _matches(self, layout: dict[str, _Tensor], manifest: Manifest) -> bool:
+    def _matches(self, found: _Arrived, manifest: Manifest) -> bool:
         if not verifiable(manifest.tensors):
             return False  # it was hashed on the host, in a way that a device cannot check
         for tensor in manifest.tensors:
-            place = layout.get(tensor.name)
+            place = found.layout.get(tensor.name)
             if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
                 _log.warning("%s was broadcast without tensor %s as its manifest has it", manifest.label, tensor.name)
                 return False
-        offsets = {name: place.offset for name, place in layout.items()}
-        try:
-            wrong = await altered(self.agent, manifest.tensors, offsets, self._timeout_s)
-        except DeviceError as error:
-            _log.warning("%s cannot be verified on the device, it is fetched: %s", manifest.label, error)
-            return False
+        wrong = [one.name for one in manifest.tensors if found.digests[one.name] != one.device_digest]
         if wrong:
             self.altered += len(wrong)
             _log.error("%s: %s arrived altered by broadcast; it is fetched", manifest.label, ", ".join(wrong[:3]))
