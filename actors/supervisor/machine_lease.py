@@ -49,8 +49,8 @@ class MachineLease:
                 await self._lease.release()
 
     async def keep(self) -> None:
-        """For ever. It outlasts a bus that is away (bus/lease.py); should its renewal end all the same it is taken again. Raises
-        MachineHeldError once another host has it."""
+        """For ever. It outlasts a bus that is away (bus/lease.py); should its renewal end all the same, it is taken again.
+        Raises MachineHeldError once another host has it."""
         while True:
             await self._lost.wait()
             self._lost.clear()
