@@ -21,11 +21,11 @@ from typing import Any, ClassVar, Final
 from nats.micro.service import Service
 
 from physarum.actors.context import Context
-from physarum.actors.supervising import SUPERVISOR, supervisor_of, until_alone
+from physarum.actors.orphanhood import until_orphaned
 from physarum.actors.watchdog import Watchdog
 from physarum.bus import control
 from physarum.bus.errors import BusError
-from physarum.bus.presence import EXPIRY_S, GONE, Heartbeat, Roster, announce
+from physarum.bus.presence import EXPIRY_S, GONE, Heartbeat, announce
 
 _log = logging.getLogger(__name__)
 
@@ -219,12 +219,9 @@ class Runtime:
             self._lag_s = max(loop.time() - due, self._lag_s * 0.8)
 
     async def _watch_orphanhood(self) -> None:
-        """Drains when our machine's supervisor has not been there for `run.orphan_timeout_s`: nobody would ever stop us."""
-        config, identity = self._context.config, self._context.identity
-        limit_s = config.run.orphan_timeout_s
-        async with Roster(self._context.bus, SUPERVISOR).open() as supervisors:
-            await until_alone(supervisors, supervisor_of(config, identity.role, identity.instance), limit_s)
-        _log.error("no supervisor for %g s (run.orphan_timeout_s): draining", limit_s)
+        """Drains when nobody would ever stop us."""
+        reason = await until_orphaned(self._context)
+        _log.error("%s: draining", reason)
         self.drain()
 
     async def _goodbye(self, service: Service) -> None:

@@ -81,12 +81,14 @@ class Scaled(msgspec.Struct, frozen=True):
 
 class Assembly(msgspec.Struct, frozen=True, kw_only=True):
     """The head's word to the other machines of its run (supervisor/assembly.py). `configuration`: what must be the same there
-    (configs/portable.py); `layout`: of run folders and streams; `address`: at which the head is reached."""
+    (configs/portable.py); `sources`: the digest of each hook's Python files; `layout`: of run folders and streams; `address`:
+    at which the head is reached."""
 
     phase: Phase
     reason: str
     layout: str
     configuration: dict[str, Any]
+    sources: dict[str, str]
     host: str
     address: str
     at: float

@@ -30,6 +30,25 @@ def portable_digest(config: RootConfig) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(portable(config), option=orjson.OPT_SORT_KEYS))
 
 
+def hooks_in(value: object) -> list[Hook]:
+    """Every hook that a configuration names, each once."""
+    if isinstance(value, Hook):
+        return [value]
+    inner: list[object] = []
+    if isinstance(value, BaseModel):
+        inner = [getattr(value, name) for name in type(value).model_fields]
+    elif isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inner = list(value)
+    return list(dict.fromkeys(hook for one in inner for hook in hooks_in(one)))
+
+
+def portable_name(hook: Hook) -> str:
+    """Without the folder of its file."""
+    return f"{Path(hook.source).name}:{hook.attribute}" if hook.is_file else str(hook)
+
+
 def differences(before: object, after: object, prefix: str = "") -> list[str]:
     """The dotted keys under which two plain values differ."""
     if isinstance(before, dict) and isinstance(after, dict):
@@ -43,7 +62,7 @@ def _plain(value: object) -> object:
     if isinstance(value, BaseModel):
         return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Hook):
-        return f"{Path(value.source).name}:{value.attribute}" if value.is_file else str(value)
+        return portable_name(value)
     if isinstance(value, Path):
         return None
     if isinstance(value, dict):

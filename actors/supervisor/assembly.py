@@ -10,15 +10,16 @@ they are started does not matter; a machine that is lost or comes late changes n
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final, NoReturn
 
 from physarum.actors import states
 from physarum.actors.address import VARIABLE, is_loopback
+from physarum.actors.model_maker import sources_digest
+from physarum.actors.orphanhood import word
 from physarum.actors.supervising import INSTANCE, SUPERVISOR, until_alone
 from physarum.actors.supervisor.errors import (
     HeadAbsentError,
@@ -35,14 +36,19 @@ from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
 from physarum.configs.machines import HEAD
 from physarum.configs.placement import machine_of
-from physarum.configs.portable import differences, portable
+from physarum.configs.portable import differences, hooks_in, portable, portable_name
 from physarum.configs.root import RootConfig
 
 _log = logging.getLogger(__name__)
 
-_REREAD_S: Final = 30.0
 _NAMED: Final = 4
 """Differences in a message."""
+
+
+def sources_of(config: RootConfig) -> dict[str, str]:
+    """The digest of the Python files of each hook, by its portable name. Blocking. Raises StartModelError for a module that
+    cannot be found."""
+    return {portable_name(hook): sources_digest([hook]).hex() for hook in hooks_in(config)}
 
 
 class Head:
@@ -101,6 +107,7 @@ class Head:
             reason=reason[-2000:],
             layout=LAYOUT,
             configuration=portable(self._config),
+            sources=await asyncio.to_thread(sources_of, self._config),
             host=socket.gethostname(),
             address=self._address or "",
             at=time.time(),
@@ -121,7 +128,7 @@ class Membership:
         limit_s = self._config.supervisor.join_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._until(lambda found: found.phase in ("open", "finished"))
+                return await word(self._register, lambda found: found.phase in ("open", "finished"))
         except TimeoutError:
             raise HeadAbsentError(
                 f"machine {self._machine}: the head of run {self._config.run.name} has not opened it within {limit_s:g} s"
@@ -129,7 +136,7 @@ class Membership:
             ) from None
 
     def refuse_unlike(self, head: states.Assembly, address: str) -> None:
-        """Raises MachineRefusedError or VersionError for what cannot be a part of the head's run."""
+        """Raises MachineRefusedError or VersionError for what cannot be a part of the head's run. Blocking."""
         name = self._config.run.name
         if head.layout != LAYOUT:
             raise VersionError(
@@ -143,6 +150,12 @@ class Membership:
                 f" {', '.join(found[:_NAMED])}{more} differ. Start the same file with the same settings on every machine"
                 " (paths may differ)"
             )
+        ours = sources_of(self._config)
+        if others := sorted(name for name, digest in head.sources.items() if ours.get(name) != digest):
+            raise MachineRefusedError(
+                f"machine {self._machine} has other sources of {', '.join(others[:_NAMED])} than the head of run {name} on"
+                f" {head.host}; put the same files (of a package: the whole of it) on every machine"
+            )
         for who, host, its in (("head", head.host, head.address), (self._machine, socket.gethostname(), address)):
             if is_loopback(its) and head.host != socket.gethostname():
                 raise MachineRefusedError(
@@ -155,17 +168,19 @@ class Membership:
         run.orphan_timeout_s)."""
         limit_s = self._config.run.orphan_timeout_s
         async with Roster(self._bus, SUPERVISOR).open() as supervisors:
-            word = asyncio.create_task(self._until(lambda found: found.phase != "open"), name="word of the head")
+            told = asyncio.create_task(
+                word(self._register, lambda found: found.phase != "open"), name="word of the head"
+            )
             alone = asyncio.create_task(until_alone(supervisors, INSTANCE, limit_s), name="no head")
             try:
-                await asyncio.wait((word, alone), return_when=asyncio.FIRST_COMPLETED)
-                if not word.done():
+                await asyncio.wait((told, alone), return_when=asyncio.FIRST_COMPLETED)
+                if not told.done():
                     self._lost()
-                self._judge(word.result())
+                self._judge(told.result())
             finally:
-                for task in (word, alone):
+                for task in (told, alone):
                     task.cancel()
-                await asyncio.gather(word, alone, return_exceptions=True)
+                await asyncio.gather(told, alone, return_exceptions=True)
 
     async def unless_over(self, work: Coroutine[Any, Any, Any]) -> bool:
         """Whether `work` came to its end before the run was finished; raises what either raises."""
@@ -193,19 +208,3 @@ class Membership:
             f"machine {self._machine}: no head of run {self._config.run.name} for {self._config.run.orphan_timeout_s:g} s"
             " (run.orphan_timeout_s). Start it again there, then here: the run goes on where it stands"
         )
-
-    async def _until(self, satisfied: Callable[[states.Assembly], bool]) -> states.Assembly:
-        async with self._register.watch(states.ASSEMBLY) as changed:
-            while True:
-                changed.clear()
-                try:
-                    found = (await self._register.get(states.ASSEMBLY)).value
-                except BusError as error:  # the head makes the streams
-                    _log.info("the head's word cannot be read now: %s", error)
-                    found = None
-                if found is not None and satisfied(found):
-                    return found
-                # The hint comes with the write or with a reconnection; reading again now and then costs nothing.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_REREAD_S):
-                        await changed.wait()

@@ -98,7 +98,7 @@ class MachineSupervisor:
             await end_actors(self.folder, self._config.supervisor.drain_timeout_s)
             return
         assert self._place.address is not None
-        membership.refuse_unlike(head, self._place.address)
+        await asyncio.to_thread(membership.refuse_unlike, head, self._place.address)
         lease = MachineLease(bus, publisher, self._machine)
         async with lease.held():
             run_folder.write_endpoint(self.folder, self._endpoint)

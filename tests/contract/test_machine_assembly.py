@@ -6,16 +6,19 @@ import asyncio
 import os
 import socket
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from bus_fixture import DEADLINE_S, Connect
 
-from physarum.actors import states
+from physarum.actors import orphanhood, states
 from physarum.actors.address import VARIABLE
+from physarum.actors.context import Identity
 from physarum.actors.supervising import INSTANCE, until_alone
-from physarum.actors.supervisor.assembly import Head, Membership
+from physarum.actors.supervisor.assembly import Head, Membership, sources_of
 from physarum.actors.supervisor.errors import (
     HeadAbsentError,
     HeadEndedError,
@@ -46,7 +49,7 @@ def config(run: str, orphan_s: float = 60.0, **changes: Any) -> RootConfig:
         "machines": {"gpu": {"count": 2, "rollout": 1}},
         "checkpoint": {"token_env": "TOKEN"},
         "model": {"path": "m"},
-        "source": {"hook": "a:b"},
+        "source": {"hook": "physarum.agents.calculator.problems:Problems"},
         "rollout": {"count": 2},
         "trainer": {"objective": "sft", "lr": 1e-3},
         "stop": {"steps": 1},
@@ -144,6 +147,35 @@ async def test_an_actor_is_claimed_by_its_own_machines_supervisor(bus: Bus, publ
             await asyncio.wait_for(until_alone(supervisors, INSTANCE, 0.15), 0.35)
 
 
+async def test_an_actor_whose_supervisor_is_gone_ends_with_the_run_and_not_before(
+    bus: Bus, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphanhood, "EXPIRY_S", 0.1)
+    made = config(bus.run)
+    head = Head(made, bus, publisher, "")
+    await head.open()
+    await head_is_there(bus, publisher)
+    mine = beat("supervisor", f"supervisor-{MACHINE}")
+    await announce(bus, publisher, mine)
+    context: Any = SimpleNamespace(
+        bus=bus,
+        config=made,
+        identity=Identity(bus.run, "rollout", "rollout-1"),
+        run_register=lambda kind: Register(bus, publisher, "run", kind),
+    )
+    orphaned = asyncio.create_task(orphanhood.until_orphaned(context))
+    async with asyncio.timeout(DEADLINE_S):
+        await head.end(None)
+        with pytest.raises(TimeoutError):  # its supervisor is there, and drains it
+            await asyncio.wait_for(asyncio.shield(orphaned), 0.3)
+        await head.open()
+        await announce(bus, publisher, msgspec.structs.replace(mine, state=GONE, sequence=2))
+        with pytest.raises(TimeoutError):  # the run goes on, and another supervisor may come
+            await asyncio.wait_for(asyncio.shield(orphaned), 0.3)
+        await head.end(None)
+        assert "the head has ended the run" in await orphaned
+
+
 async def test_the_head_waits_for_machines_and_their_actors_to_leave(bus: Bus, publisher: Publisher) -> None:
     head = Head(config(bus.run), bus, publisher, "")
     for one in (beat("supervisor", INSTANCE), beat("supervisor", "supervisor-gpu-1"), beat("rollout", "rollout-1")):
@@ -164,7 +196,13 @@ async def test_the_head_waits_for_machines_and_their_actors_to_leave(bus: Bus, p
 
 
 def opened(made: RootConfig, **changes: Any) -> states.Assembly:
-    values: dict[str, Any] = {"layout": LAYOUT, "configuration": portable(made), "host": "far", "address": "10.0.0.1"}
+    values: dict[str, Any] = {
+        "layout": LAYOUT,
+        "configuration": portable(made),
+        "sources": sources_of(made),
+        "host": "far",
+        "address": "10.0.0.1",
+    }
     return states.Assembly(phase="open", reason="", at=0.0, **{**values, **changes})
 
 
@@ -193,6 +231,24 @@ async def test_who_cannot_be_a_part_of_the_run_is_told_why(bus: Bus, publisher: 
     for record, address, kind, words in refused:
         with pytest.raises(kind, match=words):
             membership.refuse_unlike(record, address)
+
+
+async def test_a_machine_with_other_sources_of_a_hook_is_refused_by_its_name(
+    bus: Bus, publisher: Publisher, tmp_path: Path
+) -> None:
+    """The same configuration, the same name of the file, another content."""
+    both = []
+    for place, text in (("head", "x = 1\n"), ("gpu", "x = 2\n")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "mine.py").write_text(text)
+        both.append(config(bus.run, rollout={"count": 2, "generate": f"{tmp_path / place / 'mine.py'}:generate"}))
+    membership = Membership(both[1], MACHINE, bus, publisher)
+    with pytest.raises(
+        MachineRefusedError, match=r"machine gpu-1 has other sources of mine\.py:generate than the head"
+    ):
+        membership.refuse_unlike(opened(both[0]), "10.0.0.2")
+    (tmp_path / "gpu" / "mine.py").write_text("x = 1\n")
+    membership.refuse_unlike(opened(both[0]), "10.0.0.2")
 
 
 async def test_a_machines_name_is_one_supervisors(bus: Bus, publisher: Publisher) -> None:
