@@ -112,7 +112,7 @@ class ServerProcess:
         if not done:
             raise EngineStartTimeoutError(
                 f"{self._what} {self.url} was not healthy within {timeout_s:g} s; raise engines.<group>.start_timeout_s or"
-                f" see {self._log_file}, which ends:\n{log_tail(self._log_file)}"
+                f" see {self._log_file}, which ends:\n{self._tail()}"
             )
         await healthy
         self._free_ports()
@@ -125,8 +125,13 @@ class ServerProcess:
         """The error for an exit that nobody asked for, with the last lines of the log."""
         return EngineDiedError(
             f"{self._what} {self.url} ended with exit status {self.returncode} {during}; its log {self._log_file} ends:\n"
-            f"{log_tail(self._log_file)}"
+            f"{self._tail()}"
         )
+
+    def _tail(self) -> str:
+        """SGLang writes its arguments into its log; the key among them goes into no message."""
+        text = log_tail(self._log_file)
+        return text if self.key is None else text.replace(self.key, "***")
 
     async def stop(self) -> int:
         """Terminates the server, after `grace_s` kills it, and returns the exit status when all is gone. Idempotent."""

@@ -28,6 +28,7 @@ from physarum.actors.supervisor.leftovers import end_actors
 from physarum.actors.supervisor.machine_lease import MachineLease
 from physarum.actors.supervisor.model_fetch import fetch_start_model
 from physarum.actors.supervisor.part import Part, Place
+from physarum.actors.supervisor.process import read_records
 from physarum.actors.supervisor.run_lock import RunLock
 from physarum.actors.supervisor.stop import StopRequest
 from physarum.actors.supervisor.verbs import supervisor_verbs
@@ -102,11 +103,17 @@ class MachineSupervisor:
         lease = MachineLease(bus, publisher, self._machine)
         async with lease.held():
             run_folder.write_endpoint(self.folder, self._endpoint)
-            fetching = fetch_start_model(self._config, self.folder, bus, self._reporter)
-            if not await self._stop.guard(membership.unless_over(fetching)):
+            if not await self._has_model(bus, membership):
                 return
             self._say(f"machine {self._machine} joins run {self._config.run.name} of {head.host}")
             await self._work(bus, publisher, membership, lease)
+
+    async def _has_model(self, bus: Bus, membership: Membership) -> bool:
+        """False: the run was finished meanwhile. Actors that are adopted have it, wherever the head is now."""
+        if any(record.alive for record in read_records(self.folder.actors)):
+            return True
+        fetching = fetch_start_model(self._config, self.folder, bus, self._reporter)
+        return await self._stop.guard(membership.unless_over(fetching))
 
     async def _work(self, bus: Bus, publisher: Publisher, membership: Membership, lease: MachineLease) -> None:
         part = await Part.of(self._place, bus, publisher)

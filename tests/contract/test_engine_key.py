@@ -34,6 +34,9 @@ async def check(spec: EngineSpec) -> None:
                 for wrong in (None, "another"):
                     with pytest.raises(EngineRefusedError, match="401"):
                         await EngineControl(url, session, key=wrong).model_info()
+        with spec.log_file.open("a") as log:
+            log.write(f"server_args=(api_key='{KEY}')\n")
+        assert "api_key='***'" in str(process.death()) and KEY not in str(process.death())
         commands = [" ".join(child.cmdline()) for child in psutil.Process(process.pid).children(recursive=True)]
         assert commands and not any(KEY in command for command in commands)
     finally:

@@ -1,4 +1,4 @@
-"""Two machines with nothing in common but a network: each in a namespace of its own, with a loopback, address and name of its own.
+"""Two machines with nothing in common but a network: each in a namespace of its own, with its own loopback, address and name.
 
 Whatever is announced to others and is not reached there would stop the run. Needs the right to make network namespaces.
 """

@@ -96,17 +96,19 @@ def test_a_part_of_a_run_lies_beside_the_runs_own_folder_and_is_found_by_the_run
 
 
 async def test_a_supervisor_gives_the_ends_of_its_logs_and_no_more_than_a_message_holds(
-    config: RootConfig, tmp_path: Path
+    config: RootConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()
     (folder.logs / "rollout-0.log").write_text("one\ntwo\nthree\n")
     (folder.logs / "reward-0.log").write_text("x" * (2 << 20))
     assert last_lines(folder, "rollout-0", 2) == {"rollout-0": "two\nthree"}
+    assert last_lines(folder, "rollout-0", 2, "two") == {"rollout-0": "***\nthree"}
     everything = last_lines(folder, None, 20)
     assert set(everything) == {"rollout-0", "reward-0"} and sum(map(len, everything.values())) <= 512 << 10
     with pytest.raises(ValueError, match=r"no log of '\.\./x' here; there are: reward-0, rollout-0"):
         last_lines(folder, "../x", 2)
+    monkeypatch.setenv("TOKEN", "a token")
     stop = StopRequest()
     verbs = supervisor_verbs(config, folder, stop)
     assert (await verbs["status"]({}))["stopping"] is False
