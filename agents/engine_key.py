@@ -9,9 +9,9 @@ import hashlib
 import hmac
 from collections.abc import Collection, Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import ClientHandlerType, ClientMiddlewareType, ClientRequest, ClientResponse
-from yarl import URL
 
 _PURPOSE: Final = b"physarum engines"
 
@@ -28,11 +28,16 @@ def bearer(key: str | None) -> Mapping[str, str]:
 
 def keyed(key: str, strangers: Collection[str]) -> ClientMiddlewareType:
     """Adds the key to each request but those to `strangers`, URLs of servers that are somebody else's."""
-    others, headers = {URL(url).origin() for url in strangers}, bearer(key)
+    others, headers = {_place(url) for url in strangers}, bearer(key)
 
     async def add(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        if request.url.origin() not in others:
+        if (request.url.host, request.url.port) not in others:
             request.headers.update(headers)
         return await handler(request)
 
     return add
+
+
+def _place(url: str) -> tuple[str | None, int]:
+    parts = urlsplit(url)
+    return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
