@@ -37,6 +37,8 @@ def recording(config: RootConfig, group: str) -> dict[str, Any]:
 def head_key(config: RootConfig, group: str) -> tuple[str, str]:
     """Where, in WEIGHTS, the version stands that the engines of `group` take."""
     own = None if config.evaluation is None else config.evaluation.engines
+    if config.engines[group].weights_from == "mirror":
+        return (states.MIRRORED, config.model.name)
     return (states.EVAL_HEAD if group == own else states.HEAD, config.model.name)
 
 

@@ -67,14 +67,17 @@ def _quantisation(config: RootConfig) -> Iterator[Problem]:
 
 
 def _mirror(config: RootConfig) -> Iterator[Problem]:
-    """The scheme of the mirror can be opened on this host."""
-    if config.checkpoint.mirror is None:
-        return
-    from physarum.actors.mirror.store import REMEDY, missing_implementation  # the store's client, only where it is used
+    """The schemes of the mirrors can be opened on this host."""
+    versions = config.checkpoint.versions
+    urls = {("mirror",): config.checkpoint.mirror, ("versions", "mirror"): versions.mirror if versions else None}
+    for key, url in urls.items():
+        if url is None:
+            continue
+        from physarum.weightsync.mirror.bucket import REMEDY, missing_implementation  # fsspec, only where it is used
 
-    if missing := missing_implementation(config.checkpoint.mirror):
-        where = config.origins.where(("checkpoint", "mirror"))
-        yield Problem(Severity.ERROR, where, missing, "it in this environment", REMEDY)
+        if missing := missing_implementation(url):
+            where = config.origins.where(("checkpoint", *key))
+            yield Problem(Severity.ERROR, where, missing, "it in this environment", REMEDY)
 
 
 def _transports(config: RootConfig) -> Iterator[Problem]:

@@ -8,6 +8,21 @@ from physarum.configs.hook_call import HookCall
 from physarum.configs.types import Bytes, Count, ObjectUrl, Port, Seconds, Section, VariableName
 
 
+class VersionsConfig(Section):
+    """`checkpoint.versions:` weight versions in an object store, for whoever reaches that and not the run's hosts."""
+
+    mirror: ObjectUrl
+    """Where they are copied to once they are published, for example s3://bucket/prefix; `run.name` is appended."""
+    every: Count = 1
+    """Copied: what is that many numbers after the one before, the first of each trainer, and the last of the run."""
+    keep: Count = 2
+    """Versions kept there."""
+    timeout_s: Seconds = 60.0
+    """Longest silence of the store, and of each of its answers to an engine."""
+    key_env: VariableName | None = None
+    """A secret that seals what is written there: whoever has it knows that nobody else wrote a version."""
+
+
 class CheckpointConfig(Section):
     """`port` 0 lets the system choose; with `token_env` requests must carry the token that the variable holds."""
 
@@ -29,6 +44,8 @@ class CheckpointConfig(Section):
     """Checkpoints kept there; null: as many as `keep_last`."""
     mirror_timeout_s: Seconds = 300.0
     """Longest silence of the store, in which it takes or gives no further part of a file (s3fs: 50 MiB)."""
+    versions: VersionsConfig | None = None
+    """Null: versions are on the run's hosts alone."""
     keep_exports: Count | None = 3
     """Versions kept in `exports/` (`trainer.export_every`), the newest ones; null keeps all."""
     token_env: VariableName | None = None

@@ -92,6 +92,9 @@ class EngineConfig(Section):
     """How verified weights get into an engine: `ipc` through memory on its own device, `nccl` the same, but broadcast there by
     the trainer, `disk` as a folder that it reads, `checkpoint_engine` as `ipc`, by the engine's own receiver of that package;
     `auto` takes ipc for engines that are started here on CUDA."""
+    weights_from: Literal["service", "mirror"] = "service"
+    """`mirror`: versions come out of `checkpoint.versions.mirror` once they are there, for engines whose hosts reach that and
+    not the checkpoint service. `service`: from there only where the service, or a chunk's holder, does not answer."""
     weights_folder: Path | None = None
     """Where the engines read versions from; for engines at a `url` on another host, a folder that both see under this path."""
     update_share: Annotated[float, Field(gt=0, le=1)] = 0.5

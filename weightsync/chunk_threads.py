@@ -43,11 +43,12 @@ class FillWork:
 
 
 class ChunkQueue:
-    """Chunks still to be brought, for several threads; `end` leaves none. In no order: hosts that fetch at the same time then
-    have different ones to give to each other."""
+    """Chunks still to be brought, for several threads; `end` leaves none. `shuffled`, in no order: hosts that fetch at the same
+    time then have different ones to give to each other."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self._chunks = iter(random.sample(list(sizes.items()), len(sizes)))
+    def __init__(self, sizes: Mapping[str, int], shuffled: bool = True) -> None:
+        chunks = list(sizes.items())
+        self._chunks = iter(random.sample(chunks, len(chunks)) if shuffled else chunks)
         self._lock = threading.Lock()
         self._ended = False
 

@@ -37,6 +37,18 @@ class CarrierError(WeightSyncError):
     """A carrier (weightsync/carriers) cannot be had, register memory or read: chunks travel by HTTP then."""
 
 
+class BucketError(WeightSyncError):
+    """An object store cannot be reached, refused, or fell silent: another try may help."""
+
+
+class BucketUnfitError(WeightSyncError):
+    """An object store holds other things than it should, or cannot be opened from here: another try finds the same."""
+
+
+class ObjectAbsentError(BucketUnfitError):
+    """An object store has no such object."""
+
+
 class TransportUnfitError(WeightSyncError):
     """The transport that is configured cannot be used here: what it lacks, and the remedy."""
 

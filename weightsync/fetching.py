@@ -31,6 +31,7 @@ from physarum.weightsync.holdings import Holdings
 from physarum.weightsync.layout import Form, Layout, lay_out
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.mappings import memory_of
+from physarum.weightsync.mirror.reading import Mirror, MirrorHolder
 from physarum.weightsync.pace import Pace
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.service_client import CheckpointClient
@@ -38,7 +39,7 @@ from physarum.weightsync.service_client import CheckpointClient
 _log = logging.getLogger(__name__)
 
 _FILLING: Final = "fetch-"
-_PEER_TIMEOUT_S: Final = 5.0
+PEER_TIMEOUT_S: Final = 5.0
 """For a chunk from another receiver: one that hangs must not delay this one; the service has the chunk, too."""
 _GIVE_BACK_S: Final = 2.0
 """All chunks are there: a holder that does not hear it must not delay the version."""
@@ -56,6 +57,7 @@ class Fetch:
         holdings: Holdings | None = None,
         pace: Pace | None = None,
         carrier: Carrier | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         self._holdings = holdings if holdings is not None else Holdings()
         self._offers = holdings is not None
@@ -68,12 +70,13 @@ class Fetch:
         self._concurrency = concurrency
         self._pace = pace if pace is not None else Pace()
         self._carrier = carrier
+        self._mirror = mirror
         self._layout = lay_out({one.name: Form(one.dtype, one.shape) for one in manifest.tensors}, manifest.label)
-        self._places = _places(manifest, self._layout)
+        self._places = places_in(manifest, self._layout)
 
-    async def run(self, sources: Sequence[CheckpointClient], peers: Sequence[str] = ()) -> HeldFile:
-        """The version, held by the area; each chunk is looked for at `peers` (addresses of other hosts' receivers) before the
-        sources. Raises what the last source of a chunk failed with, or NoRoomError."""
+    async def run(self, sources: Sequence[CheckpointClient], peers: Sequence[CheckpointClient] = ()) -> HeldFile:
+        """The version, held by the area; each chunk is looked for at `peers` (other hosts' receivers) before the sources, in
+        the mirror after them. Raises what the last source of a chunk failed with, or NoRoomError."""
         name = f"{_FILLING}{self._manifest.label}"
         await in_thread(self._area.clear_abandoned, _FILLING)
         filling = await in_thread(self._area.begin, name)
@@ -98,7 +101,9 @@ class Fetch:
             raise ChunkMissingError(f"{self._manifest.label} was fetched and given up at once: it is no longer wanted")
         return file
 
-    async def _fill(self, filling: Filling, sources: Sequence[CheckpointClient], peers: Sequence[str]) -> None:
+    async def _fill(
+        self, filling: Filling, sources: Sequence[CheckpointClient], peers: Sequence[CheckpointClient]
+    ) -> None:
         """Threads share one iterator, so as many chunks are under way as there are threads. The first failure ends all."""
         memory = await in_thread(self._memory, filling)
         self._holdings.begin(self._manifest, filling.descriptor)
@@ -108,7 +113,8 @@ class Fetch:
         try:
             holders = await _holders(sources, peers)
             async with self._carried(holders, memory) as carried:
-                await self._run(work, [_readers(holders, carried) for _ in range(self._concurrency)])
+                mirror = self._mirror.holder(self._manifest) if self._mirror is not None else None
+                await self._run(work, [_readers(holders, carried, mirror) for _ in range(self._concurrency)])
         finally:
             if base is not None:
                 base.close()
@@ -193,29 +199,26 @@ class Fetch:
             return None, {}
 
 
-async def _holders(sources: Sequence[CheckpointClient], peers: Sequence[str]) -> list[CheckpointClient]:
+async def _holders(sources: Sequence[CheckpointClient], peers: Sequence[CheckpointClient]) -> list[CheckpointClient]:
     """Where chunks are served, in the order in which each is asked for: other receivers, then the sources."""
-    if not sources:
-        return []
-    token, session = sources[0].token, sources[0].session
     urls = await asyncio.gather(*(source.data_url() for source in sources))
-    found = [CheckpointClient(url, token, session, _PEER_TIMEOUT_S) for url in peers]
-    return found + [
-        CheckpointClient(url, one.token, session, one.timeout_s) for url, one in zip(urls, sources, strict=True)
-    ]
+    served = zip(urls, sources, strict=True)
+    return [*peers, *(CheckpointClient(url, one.token, one.session, one.timeout_s) for url, one in served)]
 
 
-def _readers(holders: Sequence[CheckpointClient], carried: Mapping[str, Reader]) -> list[Reader]:
-    """Of one thread: for each holder what reads its memory, if it can, and HTTP."""
+def _readers(
+    holders: Sequence[CheckpointClient], carried: Mapping[str, Reader], mirror: MirrorHolder | None
+) -> list[Reader]:
+    """Of one thread: for each holder what reads its memory, if it can, and HTTP; the object store last."""
     readers: list[Reader] = []
     for one in holders:
         if one.url in carried:
             readers.append(carried[one.url])
         readers.append(ChunkReader(one.url, one.token, one.timeout_s))
-    return readers
+    return readers if mirror is None else [*readers, mirror.reader()]
 
 
-def _places(manifest: Manifest, layout: Layout) -> dict[str, list[int]]:
+def places_in(manifest: Manifest, layout: Layout) -> dict[str, list[int]]:
     """Every offset at which a chunk stands."""
     places: dict[str, list[int]] = {}
     for tensor in manifest.tensors:

@@ -19,6 +19,8 @@ from physarum.weightsync.errors import ManifestError
 from physarum.weightsync.manifest import Manifest
 
 FILE_NAME: Final = "model.safetensors"
+WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
+"""Of the files of a model's folder that hold its weights, or say where they are."""
 
 _ALIGNMENT: Final = 64
 _LENGTH: Final = struct.Struct("<Q")

@@ -42,9 +42,8 @@ def memory_of(descriptor: int, writable: bool = False) -> mmap.mmap:
     if state.st_nlink == 0:
         return mmap.mmap(descriptor, 0, prot=protection)
     key = (state.st_dev, state.st_ino, writable)
+    forget_deleted()
     with _guard:
-        for one in [one for one, mapping in _kept.items() if mapping.deleted]:
-            del _kept[one]
         found = _kept.pop(key, None)
         if found is None or len(found.memory) < state.st_size:
             found = _mapped(descriptor, writable)
@@ -52,6 +51,13 @@ def memory_of(descriptor: int, writable: bool = False) -> mmap.mmap:
         for oldest in list(_kept)[:-_KEPT]:
             del _kept[oldest]
         return found.memory
+
+
+def forget_deleted() -> None:
+    """Lets go of files that have no name any more, and so of their room."""
+    with _guard:
+        for one in [one for one, mapping in _kept.items() if mapping.deleted]:
+            del _kept[one]
 
 
 def _mapped(descriptor: int, writable: bool) -> _Mapping:

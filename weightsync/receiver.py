@@ -29,11 +29,12 @@ from physarum.weightsync.errors import (
     StaleVersionError,
     UpdateRefusedError,
 )
-from physarum.weightsync.fetching import Fetch
+from physarum.weightsync.fetching import PEER_TIMEOUT_S, Fetch
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.holdings import Holdings
 from physarum.weightsync.layout import Form, check_fits
 from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.mirror.reading import Mirror
 from physarum.weightsync.pace import Differences, Pace
 from physarum.weightsync.parallel import in_thread
 from physarum.weightsync.service_client import CheckpointClient
@@ -75,7 +76,8 @@ class Receiver:
     checkpoint service keeps them. `turn`: a verified version (label) waits in it before the engine is paused; what it raises
     `apply` raises. `transport` brings it into the engine; without one the engine reads a folder. `holdings` are told what is
     brought to this host, for other receivers. `differences`: whether chunks are taken as what differs from the version before
-    (pace.py). `carrier`: how chunks travel beside HTTP, the caller's to close.
+    (pace.py). `carrier`: how chunks travel beside HTTP, the caller's to close. `mirror`: an object store that is asked for each
+    chunk that no other holder gave.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Receiver:
         holdings: Holdings | None = None,
         differences: Differences = "auto",
         carrier: Carrier | None = None,
+        mirror: Mirror | None = None,
         turn: Callable[[str], AbstractAsyncContextManager[None]] = lambda label: nullcontext(),
         on_state: Callable[[str, State], None] = lambda label, state: None,
     ) -> None:
@@ -119,6 +122,7 @@ class Receiver:
         self._holdings = holdings
         self._pace = Pace(differences)
         self._carrier = carrier
+        self._mirror = mirror
         self._turn = turn
         self._on_state = on_state
         self._manifest: Manifest | None = None
@@ -254,10 +258,12 @@ class Receiver:
             file = await in_thread(self._here, manifest.label)
             if file is not None:  # a receiver beside this one has fetched it meanwhile
                 return file, 0
-            fetch = Fetch(area, manifest, self._base, self._concurrency, self._holdings, self._pace, self._carrier)
+            parts = self._holdings, self._pace, self._carrier, self._mirror
+            fetch = Fetch(area, manifest, self._base, self._concurrency, *parts)
             sources = [CheckpointClient(url, token, self._session, self._chunk_timeout_s) for url in urls]
+            others = [CheckpointClient(url, token, self._session, PEER_TIMEOUT_S) for url in peers]
             try:
-                file = await fetch.run(sources, peers)
+                file = await fetch.run(sources, others)
             finally:
                 self._altered += fetch.altered
         await asyncio.to_thread(area.retain, self._keep_last)

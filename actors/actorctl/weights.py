@@ -1,4 +1,4 @@
-"""`actorctl weights ls|diff|verify|pin|unpin|rollback|resume`: a run's weight versions and who serves them."""
+"""`actorctl weights ls|diff|verify|pin|unpin|rollback|resume|pull`: a run's weight versions and who serves them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import uvloop
 
 from physarum.actors.actorctl import exits, target
 from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
+from physarum.actors.actorctl.pull import pull
 from physarum.actors.context import RunFolder
 from physarum.actors.tools import rolling_back, weights
 from physarum.actors.tools.access import opened
 
 app = group("Weight versions: what was published, what each engine serves, what changed.")
+app.command("pull", epilog=exits.HELP)(pull)
 
 Label = Annotated[str, typer.Argument(metavar="VERSION", help="For example policy@1.20.")]
 
@@ -32,7 +34,8 @@ def ls(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: V
             print_json(found)
             return
         for one in found.versions:
-            marks = [mark for mark, is_so in (("head", one.label == found.head), ("pinned", one.pinned)) if is_so]
+            true = {"head": one.label == found.head, "pinned": one.pinned, "mirrored": one.label == found.mirrored}
+            marks = [mark for mark, is_so in true.items() if is_so]
             size = f"{one.total_bytes / _MIB:.1f} MiB"
             typer.echo(f"{one.label}  step {one.step}  {size}  {one.where}  {' '.join(marks)}".rstrip())
         for engine in found.engines:
@@ -71,12 +74,16 @@ def diff(
 def verify(
     name: Target,
     version: Annotated[Optional[str], typer.Argument(help="One of them, for example policy@1.20.")] = None,  # noqa: UP045
+    mirror: Annotated[bool, typer.Option("--mirror", help="In the object store instead of here.")] = False,
     root: Root = target.RUNS,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Compare every byte that is here with its manifest. Status 1 for one that is incomplete or altered."""
     with exits.reported(verbose):
+        if mirror:
+            _verify_mirror(target.find(name, root), version, as_json)
+            return
         found = uvloop.run(_verified(target.find(name, root), version))
         if as_json:
             print_json({"versions": found})
@@ -130,10 +137,25 @@ def resume(name: Target, root: Root = target.RUNS, as_json: Json = False, verbos
         say({"was_held": was_held}, "training goes on" if was_held else "training was not held", as_json)
 
 
+def _verify_mirror(folder: RunFolder, version: str | None, as_json: bool) -> None:
+    found = uvloop.run(_verified_in_mirror(folder, version))
+    if as_json:
+        print_json({"versions": found})
+    else:
+        for one in found:
+            typer.echo(f"{one.label}  {one.fault or 'whole'}")
+    weights.refuse_faulty(found)
+
+
 def _pin(name: str, version: str, wanted: bool, root: Root, as_json: bool, verbose: bool) -> None:
     with exits.reported(verbose):
         labels = uvloop.run(_pinned(target.find(name, root), version, wanted))
         say({"pinned": labels}, f"kept: {', '.join(labels) or 'none beyond the newest'}", as_json)
+
+
+async def _verified_in_mirror(folder: RunFolder, version: str | None) -> list[weights.Mirrored]:
+    async with opened(folder, "weights") as run:
+        return await weights.verified_in_mirror(run, version)
 
 
 async def _rolled_back(folder: RunFolder, version: str, reason: str, hold: bool) -> rolling_back.RolledBack:

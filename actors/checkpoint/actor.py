@@ -16,6 +16,7 @@ from aiohttp import web
 from physarum.actors.address import http_url
 from physarum.actors.carrying import carrier_of
 from physarum.actors.checkpoint.blob_service import BlobService
+from physarum.actors.checkpoint.mirroring import Mirroring
 from physarum.actors.checkpoint.model_service import ModelService
 from physarum.actors.checkpoint.pins import pinned
 from physarum.actors.checkpoint.sweeping import Sweeping
@@ -65,13 +66,14 @@ class CheckpointActor(Actor):
     async def _serve_versions(
         self, store: ChunkStore, catalogue: Catalogue, token: str | None, data: DataServer
     ) -> None:
+        mirroring = Mirroring(self, catalogue)
         app = checkpoint_app(
             store,
             catalogue,
             token,
             self._on_manifest,
             self.config.checkpoint.keep_last,
-            pinned=lambda: pinned(self.context),
+            pinned=lambda: self._kept(mirroring),
             data=data,
         )
         blobs = BlobStore(self._blob_folder())
@@ -86,9 +88,16 @@ class CheckpointActor(Actor):
             identity = await asyncio.to_thread(blobs.identity)
             self.facts = {"url": http_url(self.context.address if token else _LOOPBACK, port), "store": identity}
             self.become("ready")
-            await Sweeping(self.context, self._on_swept).run()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(Sweeping(self.context, self._on_swept).run(), name="sweep blobs")
+                group.create_task(mirroring.run(), name="mirror versions")
         finally:
             await runner.cleanup()
+
+    async def _kept(self, mirroring: Mirroring) -> frozenset[str] | None:
+        """What is pinned, and what is just being copied elsewhere."""
+        labels = await pinned(self.context)
+        return labels if labels is None or mirroring.under_way is None else labels | {mirroring.under_way}
 
     def _blob_folder(self) -> Path:
         """The first one serves the run's own `blobs/`; further ones on the same machine must not be the same store."""

@@ -183,7 +183,14 @@ class EngineActor(Actor):
         if self._settings.model is not None:
             self.facts["model"] = await check_frozen(self.context, self._group, self._settings.model)
         self.become("ready")
-        if await unless_draining(self.context, process.wait_exit()) is not None:
+        died = asyncio.create_task(process.wait_exit(), name="the server's end")
+        try:
+            await unless_draining(self.context, asyncio.wait({died, self._lost}, return_when=asyncio.FIRST_COMPLETED))
+        finally:
+            died.cancel()
+        if self._lost.done():
+            self._lost.result()
+        if died.done() and not died.cancelled():
             raise process.death()
 
     @asynccontextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import psutil
 
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import detect_device, engine_environment
@@ -32,10 +33,19 @@ def surroundings(settings: EngineConfig) -> Surroundings:
 
 
 def _is_local(url: str) -> bool:
+    """As the host itself knows: nobody is asked for a name, since who asks a name server may wait for long."""
     host = urlsplit(url).hostname or ""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host in ("localhost", socket.gethostname(), socket.getfqdn())
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host in ("localhost", socket.gethostname().lower())
+    return address.is_loopback or str(address) in _own_addresses()
+
+
+def _own_addresses() -> set[str]:
+    """Of this host's interfaces, as text."""
+    found = (one.address for interface in psutil.net_if_addrs().values() for one in interface)
+    return {address.partition("%")[0] for address in found}
 
 
 def _on_this_host(settings: EngineConfig) -> bool:

@@ -25,6 +25,7 @@ from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.listening import listen
 from physarum.actors.engine.load import UNREACHABLE
+from physarum.actors.engine.origin import Origin
 from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
@@ -38,8 +39,9 @@ from physarum.bus.presence import Roster
 from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.configs.engine import EngineConfig
-from physarum.configs.secrets import read_secret
 from physarum.weightsync.errors import (
+    BucketError,
+    BucketUnfitError,
     ChunkAlteredError,
     ChunkMissingError,
     DeviceError,
@@ -56,7 +58,6 @@ from physarum.weightsync.errors import (
 from physarum.weightsync.layout import forms_in
 from physarum.weightsync.manifest import Manifest
 from physarum.weightsync.receiver import Receiver, SwapRecord
-from physarum.weightsync.service_client import CheckpointClient
 from physarum.weightsync.staging import Staging
 from physarum.weightsync.transports.nccl import NcclTransport
 
@@ -67,6 +68,8 @@ _log = logging.getLogger(__name__)
 
 _TRANSIENT: Final = (
     BusError,
+    BucketError,
+    BucketUnfitError,
     HookFailedError,
     NoRoomError,
     ChunkAlteredError,
@@ -98,6 +101,7 @@ class Following:
         self._control = control
         self._standing = Standing(actor.context)
         self._trials = Trials(actor, settings, group, control)
+        self._origin = Origin(actor.context, settings, session)
         self._answers = False
         self._receiver: Receiver | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -118,6 +122,7 @@ class Following:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+            await self._origin.close()
             await receiver.close()
             await self._relay.close()
 
@@ -203,6 +208,7 @@ class Following:
             transport=transport,
             holdings=self._relay.holdings,
             carrier=self._relay.carrier,
+            mirror=self._origin.mirror,
             differences=context.config.checkpoint.differences,
             turn=self._turn,
             on_state=self._standing.set,
@@ -244,25 +250,24 @@ class Following:
             return True
         if live is not None and live > version:
             self._forget(receiver)  # of the refused version
-        reached = await self._bring(wanted, receiver, services)
+        reached = await self._bring(wanted, head, receiver, services)
         if reached and wanted != head.label:
             self._look_again()  # the head may be on trial only
         return reached
 
-    async def _bring(self, label: str, receiver: Receiver, services: Roster) -> bool:
+    async def _bring(self, label: str, head: states.Head, receiver: Receiver, services: Roster) -> bool:
         """Whether the engine now serves the version (or something newer)."""
-        urls = [beat.facts["url"] for beat in services.members if "url" in beat.facts]
-        if not urls:
+        urls = self._origin.urls(services)
+        if not urls and self._origin.mirror is None:
             _log.warning("%s cannot be fetched: no checkpoint service has announced itself", label)
             return False
-        token = read_secret(self._actor.config.checkpoint.token_env)
         self._standing.set(label, "announced")
         try:
-            manifest = await CheckpointClient(urls[0], token, self._session).get_manifest(label)
+            manifest = await self._origin.manifest(label, head, urls)
             before = self._actor.config.checkpoint.before_pull
             if before is not None:
                 await called(before, "checkpoint.before_pull", manifest)
-            swap = await receiver.apply(manifest, urls, token, self._relay.peers())
+            swap = await receiver.apply(manifest, urls, self._origin.token, self._relay.peers(self._origin.is_mirror))
         except StaleVersionError:
             return True
         except ManifestError as error:

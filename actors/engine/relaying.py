@@ -63,9 +63,11 @@ class Relay:
         if self.carrier is not None:
             await asyncio.to_thread(self.carrier.close)
 
-    def peers(self) -> list[str]:
-        """Where to ask for a chunk before the service, in this order."""
+    def peers(self, same_rack: bool = False) -> list[str]:
+        """Where to ask for a chunk before the service, in this order; `same_rack`: nobody else, who may be out of reach."""
         members = self._peers.members if self._peers is not None else []
+        if same_rack:
+            members = [beat for beat in members if self._rack and beat.facts.get(RACK_FACT) == self._rack]
         return nearest(members, self._context.host, self._rack)
 
 

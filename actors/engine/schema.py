@@ -21,6 +21,8 @@ from physarum.actors.engine.errors import EngineInspectionError
 
 DEFAULT_TIMEOUT_S: Final = 120.0
 
+_VERSION_TIMEOUT_S: Final = 20.0
+
 _VERSION_SCRIPT: Final = "import importlib.metadata as m; print(m.version({package!r}))"
 _MARK: Final = "physarum-schema:"
 _SCHEMA_SCRIPT: Final = f"""
@@ -105,6 +107,16 @@ async def inspect_server(
 ) -> ServerSchema:
     """The schema of the SGLang that `python` imports under `environment`. Raises EngineInspectionError."""
     return await inspect_program(SGLANG, python, environment, cache, timeout_s)
+
+
+async def remembered_server(python: Path, environment: Mapping[str, str], cache: Path) -> ServerSchema | None:
+    """The schema of the SGLang that `python` has, where an engine was started with it; None: nobody asked it here yet, or it
+    cannot be run. Imports nothing of it."""
+    try:
+        version = (await _ask(SGLANG.package, python, SGLANG.version_script, environment, _VERSION_TIMEOUT_S)).strip()
+    except EngineInspectionError:
+        return None
+    return _remembered(_cache_file(cache, python, version, SGLANG))
 
 
 async def inspect_program(

@@ -76,8 +76,9 @@ class Trials:
 
     @asynccontextmanager
     async def turn(self, label: str) -> AsyncIterator[None]:
-        """Begins once the engine may load `label`. A canary that is refused the update, its engine as it was, gives its place
-        to another. Raises VersionRefusedError, StaleVersionError, BusError, UpdateRefusedError when the actor drains."""
+        """Begins once the engine may load `label`. A canary that drains, or whose update was refused with its engine as it was,
+        gives its place to another. Raises VersionRefusedError, StaleVersionError, BusError, UpdateRefusedError when the actor
+        drains."""
         await self._admitted(label)
         try:
             async with self._turns.take():
@@ -86,12 +87,18 @@ class Trials:
             if self._canary is not None and self.judging:
                 await self._canary.leave(label)
             raise
+        except asyncio.CancelledError:
+            # Only where the actor drains: else its engine may have died of the version, and others are kept from that.
+            if self._canary is not None and self.judging and self._actor.context.draining.is_set():
+                await self._canary.leave(label)
+            raise
 
     async def _admitted(self, label: str) -> None:
         if self._canary is None:
             return
         is_canary = await unless_draining(self._actor.context, self._canary.admitted(label))
         if is_canary is None:
+            await self._canary.leave(label)  # the place may have been stored before that was known here
             raise UpdateRefusedError(f"{label} is not loaded any more: the engine is left as it is")
         if is_canary:
             self.judging, self._state_before = True, self._actor.own_state

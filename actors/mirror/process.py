@@ -15,12 +15,14 @@ from typing import BinaryIO, Final
 import msgspec
 
 from physarum.actors.mirror import copying
+from physarum.actors.mirror import versions as of_versions
 from physarum.actors.mirror.errors import MirrorUnfitError
 from physarum.actors.mirror.records import (
     Answer,
     Asked,
     Copied,
     Copy,
+    CopyVersion,
     Failed,
     Fetch,
     Fetched,
@@ -36,6 +38,7 @@ from physarum.actors.mirror.records import (
 from physarum.actors.mirror.store import Moved as Told
 from physarum.actors.mirror.store import Store
 from physarum.actors.parent import die_with_parent
+from physarum.weightsync.errors import BucketUnfitError, WeightSyncError
 
 _STDOUT: Final = 1
 _STDERR: Final = 2
@@ -58,14 +61,18 @@ def main() -> None:
 def answered(request: Request, moved: Told) -> Answer:
     """Carries it out; whatever is raised becomes Failed."""
     try:
+        if isinstance(request, CopyVersion):
+            return of_versions.copy(request, moved)
         return _carried_out(request, Store(request.url), moved)
-    except MirrorUnfitError as error:
+    except (MirrorUnfitError, BucketUnfitError) as error:
         return Failed(str(error), unfit=True)
+    except WeightSyncError as error:
+        return Failed(str(error), unfit=False)
     except Exception as error:  # noqa: BLE001 - every client raises errors of its own; it is raised again where it is asked
         return Failed(f"{request.url}: {type(error).__name__}: {error}", unfit=False)
 
 
-def _carried_out(request: Request, store: Store, moved: Told) -> Answer:
+def _carried_out(request: Copy | Retain | Survey | Verify | Fetch, store: Store, moved: Told) -> Answer:
     match request:
         case Copy():
             return Copied(copying.copy(store, Path(request.folder), request.checkpoint, moved))

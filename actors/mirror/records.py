@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from physarum.bus.version import Fork
+
 if TYPE_CHECKING:
     from physarum.bus.ledger import DurableRecord  # no record has one in it; it would bring the bus into the process
 
@@ -70,6 +72,20 @@ class Fetch(msgspec.Struct, frozen=True, tag="fetch"):
     folder: str
 
 
+class CopyVersion(msgspec.Struct, frozen=True, kw_only=True, tag="copy-version"):
+    """Copy the version of `manifest` (encoded) out of this host's memory (`area`) or its `chunks`, with the files that are in
+    `model` beside the weights; then the newest `keep` stay. `withdrawn`: as the head says; `key_env`: what seals the record."""
+
+    url: str
+    manifest: bytes
+    area: str
+    chunks: str
+    model: str
+    withdrawn: list[Fork]
+    keep: int
+    key_env: str | None
+
+
 class Moved(msgspec.Struct, frozen=True, tag="moved"):
     """The store has taken or given something: it is not silent."""
 
@@ -104,6 +120,14 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
     size_bytes: int
 
 
+class VersionCopied(msgspec.Struct, frozen=True, tag="version-copied"):
+    """So many objects and bytes were sent; none: all was there. Labels that were let go."""
+
+    objects: int
+    size_bytes: int
+    removed: list[str]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """`unfit`: another try would fail in the same way."""
 
@@ -111,8 +135,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     unfit: bool
 
 
-Request = Copy | Retain | Survey | Verify | Fetch
-Answer = Moved | Copied | Retained | Surveyed | Verified | Fetched | Failed
+Request = Copy | Retain | Survey | Verify | Fetch | CopyVersion
+Answer = Moved | Copied | Retained | Surveyed | Verified | Fetched | VersionCopied | Failed
 
 
 class Asked(msgspec.Struct, frozen=True):

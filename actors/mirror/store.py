@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import fsspec  # type: ignore[import-untyped]
 from fsspec.callbacks import Callback  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
@@ -22,6 +21,8 @@ from physarum.actors.mirror.errors import MirrorError, MirrorUnfitError
 from physarum.actors.mirror.records import Named
 from physarum.actors.trainer.digests import DIGESTS, digest_of, read_digests
 from physarum.bus.errors import CodecError
+from physarum.weightsync.errors import BucketUnfitError
+from physarum.weightsync.mirror import bucket
 
 BLOCK_BYTES: Final = 64 << 20
 """Read at a time: a request each."""
@@ -29,32 +30,13 @@ BLOCK_BYTES: Final = 64 << 20
 Moved = Callable[[], None]
 """Called whenever the store has taken or given something."""
 
-REMEDY: Final = (
-    "Install the extra `objects` (pip install 'physarum[objects]': s3fs, ossfs, gcsfs) or the scheme's own package"
-)
-
-_LOCAL: Final = ("file://", "local://")
-
-
-def missing_implementation(url: str) -> str:
-    """Why the URL's scheme cannot be opened in this environment; "" when it can."""
-    scheme = url.partition("://")[0]
-    try:
-        fsspec.get_filesystem_class(scheme)
-    except (ImportError, ValueError) as error:
-        return f"no implementation of {scheme}:// ({error})"
-    return ""
-
 
 def client(url: str) -> tuple[Any, str]:
     """The file system of a URL and the path in it. Raises MirrorUnfitError where its implementation is not installed."""
-    if missing := missing_implementation(url):
-        raise MirrorUnfitError(f"checkpoint.mirror {url}: found {missing}; expected it in this environment. {REMEDY}")
-    local = url.startswith(_LOCAL)
-    # An object store has no folders to make, and making one might make a bucket.
-    path: str
-    system, path = fsspec.core.url_to_fs(url, **({"auto_mkdir": True} if local else {}))
-    return system, path
+    try:
+        return bucket.client(url)
+    except BucketUnfitError as error:
+        raise MirrorUnfitError(f"checkpoint.mirror {error}") from error
 
 
 class _Told(Callback):  # type: ignore[misc]  # fsspec is not typed

@@ -20,6 +20,7 @@ from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.reward.errors import HookTimeoutError
+from physarum.actors.reward.family import lists_children
 from physarum.actors.reward.grouped import GroupWork
 from physarum.actors.reward.judges import engines_file, judges_followed
 from physarum.actors.reward.pool import Pool
@@ -82,6 +83,12 @@ class RewardActor(Actor):
             yield None
             return
         await check_sandbox(reward)
+        if not lists_children():
+            _log.warning(
+                "this kernel lists no children (/proc/PID/task/PID/children), so reward.children and reward.total_mib hold for"
+                " a hook's own process alone, and what that starts in sessions of its own may outlive it; run this actor on a"
+                " kernel with CONFIG_PROC_CHILDREN"
+            )
         async with Pool(scorer.hook, scorer.args, reward.workers, limits_of(reward)).open() as pool:
             yield pool
 

@@ -51,6 +51,11 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def lists_children(proc: Path = Path("/proc")) -> bool:
+    """Whether the kernel says what a process started (CONFIG_PROC_CHILDREN)."""
+    return (proc / f"{os.getpid()}/task/{os.getpid()}/children").exists()
+
+
 def held_bytes(pids: list[int], limit: int) -> int:
     """Memory of them all. Pages that forks share count once where it matters: if counted for each they were above `limit`."""
     resident = sum(_resident(pid) for pid in pids)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from physarum.actors import states
+from physarum.actors.engine.environment import detect_device, engine_environment, engine_python
+from physarum.actors.engine.schema import remembered_server
+from physarum.actors.policy_engines import policy_group
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import RunUnfitError
 from physarum.bus.register import Register
@@ -30,12 +33,29 @@ async def change_sampling(run: OpenRun, changes: Sequence[str], reset: bool = Fa
     if run.finished:
         raise RunUnfitError(f"run {run.name} is finished: nothing is sampled in it any more")
     given = _read(changes)
+    await _refuse_unknown(run, given)
     register = _register(run)
     entry = await register.get(states.SAMPLING)
     before = {} if reset or entry.value is None else entry.value.values
     changed = states.ChangedSampling({**before, **given}, time.time())
     await register.compare_and_set(changed, entry.revision, states.SAMPLING)
     return {**parameters(run.config.rollout.sampling), **changed.values}
+
+
+async def _refuse_unknown(run: OpenRun, given: Mapping[str, Any]) -> None:
+    """Of a parameter that the installed SGLang does not know, every answer would be a refusal. What runs at a `url`, or was
+    never started on this host, cannot be asked."""
+    group = run.config.engines[policy_group(run.config)]
+    if not given or group.url is not None:
+        return
+    environment, cache = engine_environment(detect_device(), group.env), run.folder.path.parent / ".cache"
+    schema = await remembered_server(engine_python(group), environment, cache)
+    unknown = sorted(given.keys() - set(schema.sampling)) if schema is not None and schema.sampling else []
+    if schema is not None and unknown:
+        raise RunUnfitError(
+            f"sglang {schema.version}, which this run's engines are, has no sampling parameter {unknown[0]}; leave it out, or"
+            " install a release that has it"
+        )
 
 
 def _read(changes: Sequence[str]) -> dict[str, Any]:

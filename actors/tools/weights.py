@@ -6,8 +6,8 @@ Everything is read on the host of the checkpoint service: manifests from the run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from typing import Final, Literal
 
 import msgspec
@@ -15,17 +15,23 @@ import numpy as np
 
 from physarum.actors import states
 from physarum.actors.context import RunFolder
+from physarum.actors.mirror.asking import versions_url
 from physarum.actors.tools.access import OpenRun
-from physarum.actors.tools.errors import CheckpointBadError, NotInRunError
+from physarum.actors.tools.errors import CheckpointBadError, NotInRunError, RunUnfitError
 from physarum.actors.weights_area import weights_area
 from physarum.bus.errors import WrongSequenceError
 from physarum.bus.register import Register
+from physarum.bus.version import Version
+from physarum.configs.secrets import read_secret
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.catalogue import manifests_in
 from physarum.weightsync.chunks import ChunkStore
-from physarum.weightsync.errors import ChunkAlteredError, ChunkMissingError
+from physarum.weightsync.errors import BucketError, BucketUnfitError, ChunkAlteredError, ChunkMissingError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.manifest import Manifest, TensorEntry
+from physarum.weightsync.mirror.apart import BucketApart
+from physarum.weightsync.mirror.reading import Mirror, read_object
+from physarum.weightsync.mirror.record import Attached, Stored, versions_in
 from physarum.weightsync.staging import verify_tensors
 
 _TRIES: Final = 20
@@ -43,10 +49,19 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None = None
 
 
+class Mirrored(msgspec.Struct, frozen=True, kw_only=True):
+    """A version in the object store. `fault`: what `verify` found there, "" for nothing."""
+
+    label: str
+    fault: str
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What `weights ls` shows. `head`: the label of the newest published version."""
+    """What `weights ls` shows. `head`: the label of the newest published version; `mirrored`: of the newest one in
+    `checkpoint.versions.mirror`."""
 
     head: str | None
+    mirrored: str | None = None
     versions: list[Published]
     engines: list[states.Serving]
 
@@ -93,13 +108,17 @@ async def view(run: OpenRun) -> View:
     """The newest head, all versions, oldest first, and every engine."""
     model = run.config.model.name
     head = (await _heads(run).get(states.HEAD, model)).value
+    mirrored = (await _heads(run).get(states.MIRRORED, model)).value
     pinned = await pins(run)
     engines = await Register(run.bus, run.publisher, "weights", states.Serving).entries(states.ENGINE, model)
     places = await asyncio.to_thread(_Bytes, run)
     found = await asyncio.to_thread(manifests_in, run.folder.weights / "manifests")
     versions = [_published(manifest, places, pinned) for manifest in found]
     return View(
-        head=head.label if head else None, versions=versions, engines=sorted(engines, key=lambda one: one.engine)
+        head=head.label if head else None,
+        mirrored=mirrored.label if mirrored else None,
+        versions=versions,
+        engines=sorted(engines, key=lambda one: one.engine),
     )
 
 
@@ -116,7 +135,43 @@ async def verified(run: OpenRun, label: str | None) -> list[Published]:
     return found
 
 
-def refuse_faulty(found: list[Published]) -> None:
+async def verified_in_mirror(run: OpenRun, label: str | None) -> list[Mirrored]:
+    """Reads the versions in the object store (or the one named) byte by byte. Raises NotInRunError, RunUnfitError, and
+    CheckpointBadError where the store does not answer."""
+    versions, url = run.config.checkpoint.versions, versions_url(run.config)
+    if versions is None or url is None:
+        raise RunUnfitError(
+            f"run {run.name} has no mirror of versions; its configuration would name one (checkpoint.versions)"
+        )
+    with closing(BucketApart(url, versions.timeout_s)) as bucket:
+        try:
+            return await asyncio.to_thread(_in_mirror, Mirror(bucket, read_secret(versions.key_env)), label)
+        except BucketError as error:
+            raise CheckpointBadError(str(error)) from error
+
+
+def _in_mirror(mirror: Mirror, label: str | None) -> list[Mirrored]:
+    there = [str(version) for version in versions_in(mirror.objects)]
+    if label is not None and label not in there:
+        raise NotInRunError(f"{mirror.url} has no version {label}; there are: {', '.join(there) or 'none'}")
+    return [
+        Mirrored(label=one, fault=_fault_there(mirror, Version.parse(one))) for one in there if label in (None, one)
+    ]
+
+
+def _fault_there(mirror: Mirror, version: Version) -> str:
+    """What is missing or altered of it there; "" for nothing."""
+    try:
+        record = mirror.record(version)
+        named: list[Stored | Attached] = [*record.objects, *record.files]
+        for one in named:
+            read_object(mirror.objects, one)
+    except (BucketUnfitError, ChunkAlteredError) as error:
+        return str(error)
+    return ""
+
+
+def refuse_faulty(found: Sequence[Published | Mirrored]) -> None:
     """Raises CheckpointBadError naming every fault."""
     faults = [one.fault for one in found if one.fault]
     if faults:

@@ -44,12 +44,14 @@ from physarum.actors.trainer.torch_thread import TorchThread
 from physarum.actors.trainer.world import World
 from physarum.bus import lease, ledger, log
 from physarum.bus.control import Verb
+from physarum.bus.errors import BusRefusedError, BusUnreachableError
 from physarum.bus.intervals import IntervalSet
 from physarum.bus.ledger import Ledger, PlanRecord, RollbackRecord
 
 _log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S: Final = 600.0
+_ASK_AGAIN_S: Final = 1.0
 
 _CANNOT_BE_MENDED: Final = (
     torch_errors.UnknownMegatronField,
@@ -218,16 +220,28 @@ class TrainerActor(Actor):
         async with holds.watch(states.HOLD) as changed:
             while not self.context.draining.is_set():
                 changed.clear()
-                hold = (await holds.get(states.HOLD)).value
+                try:
+                    hold = (await holds.get(states.HOLD)).value
+                except (BusUnreachableError, BusRefusedError) as error:
+                    # No event says when a server that is back serves its streams again, so this read alone is repeated.
+                    _log.warning("nobody says whether training is held, asking again: %s", error)
+                    await self._changed(changed, _ASK_AGAIN_S)
+                    continue
                 if hold is None or hold.released:
                     break
                 self.become("held")
                 _log.warning("training is held: %s; `actorctl weights resume` lets it go on", hold.reason)
-                waits = {asyncio.ensure_future(one.wait()) for one in (changed, self.context.draining)}
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                for wait in waits:
-                    wait.cancel()
+                await self._changed(changed, None)
         self.become("ready")
+
+    async def _changed(self, changed: asyncio.Event, limit_s: float | None) -> None:
+        """Until `changed` is set, the run drains, or the time is over."""
+        waits = {asyncio.ensure_future(one.wait()) for one in (changed, self.context.draining)}
+        try:
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _finish(self, stepper: Stepper, reason: str) -> None:
         """The last version is published, made durable and written in Hugging Face form; then the run is told."""

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from physarum.actors.trainer.errors import StateNotWritten
+from physarum.weightsync.layout import WEIGHT_SUFFIXES
 from physarum.weightsync.quantisation.plan import Quantisation
 
 SHARD_BYTES = 2 << 30
@@ -23,7 +24,6 @@ SHARD_BYTES = 2 << 30
 
 _PLAIN = ("float64", "float32", "bfloat16", "float16")
 _QUANTISED = ("quantization_config", "compression_config")
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
 def write_hf_folder(
@@ -48,7 +48,7 @@ def write_hf_folder(
         shards.append(path)
     _name_shards(target, shards, weight_map, sizes.total())
     for path in sorted(start.iterdir()):
-        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES) and path.name != "config.json":
+        if path.is_file() and not path.name.endswith(WEIGHT_SUFFIXES) and path.name != "config.json":
             shutil.copyfile(path, target / path.name)
     config = json.loads((start / "config.json").read_text())
     for name in ("torch_dtype", *_QUANTISED):

@@ -45,7 +45,7 @@ def broadcasts(config: RootConfig) -> bool:
 
 
 class Offers:
-    """The versions of one trainer, if the run has engines."""
+    """The versions of one trainer, if the run has engines, or a store that they are copied to for those of others."""
 
     def __init__(self, actor: TrainerActor, world: World, publication: Publication) -> None:
         self._actor = actor
@@ -59,7 +59,7 @@ class Offers:
 
     @property
     def wanted(self) -> bool:
-        return bool(self._config.engines)
+        return bool(self._config.engines) or self._config.checkpoint.versions is not None
 
     def numbers_behind(self, number: int) -> int:
         """How many numbers the newest published weights are behind."""

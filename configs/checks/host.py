@@ -32,6 +32,8 @@ def check_secrets(config: RootConfig) -> Iterator[Problem]:
         ("checkpoint", "token_env"): config.checkpoint.token_env,
         ("model", "hub", "token_env"): config.model.hub.token_env if config.model.hub is not None else None,
     }
+    if (versions := config.checkpoint.versions) is not None:
+        named[("checkpoint", "versions", "key_env")] = versions.key_env
     named |= {(*key, "token_env"): backend.token_env for key, backend in given_options(config.reward, BackendReward)}
     for key, variable in named.items():
         try:

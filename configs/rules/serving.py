@@ -130,6 +130,29 @@ def _devices(config: RootConfig) -> Iterator[Finding]:
             yield (*key, "env", "CUDA_VISIBLE_DEVICES"), found, "one of the two", "remove the variable: `gpus` sets it"
 
 
+def _mirrored(config: RootConfig) -> Iterator[Finding]:
+    """What comes out of the object store is what was copied there, when it was."""
+    kept_aside = None if config.evaluation is None else config.evaluation.engines
+    for name, group in config.engines.items():
+        if group.weights_from != "mirror":
+            continue
+        key: KeyPath = ("engines", name, "weights_from")
+        found = f"`{dotted(key)}: mirror`"
+        if config.checkpoint.versions is None:
+            yield (
+                key,
+                f"{found} without `checkpoint.versions`",
+                "a store to read from",
+                "add `checkpoint.versions.mirror`",
+            )
+        if group.transport == "nccl":
+            where = f"`engines.{name}.transport: nccl`"
+            yield key, f"{found} with {where}", "one of the two ways", f"remove {where}, or `{dotted(key)}`"
+        if name == kept_aside:
+            expected = "the service: each version that is evaluated must be had"
+            yield key, f"{found} with `evaluation.engines: {name}`", expected, f"remove `{dotted(key)}`"
+
+
 RULES: tuple[Rule, ...] = (
     _judges,
     _engine_arguments,
@@ -137,5 +160,6 @@ RULES: tuple[Rule, ...] = (
     _engine_routers,
     _quantised_models,
     _quantised_at_load,
+    _mirrored,
     _devices,
 )

@@ -92,6 +92,44 @@ async def test_who_waits_for_a_verdict_does_not_hold_up_the_end_of_its_actor(gro
         await waiting
 
 
+async def test_a_canary_that_drains_as_it_is_admitted_keeps_no_place(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place was stored; the answer had not come when it was asked to end."""
+    put = Canary._put
+
+    async def slow(canary: Canary, trial: Trial, revision: int) -> None:
+        await put(canary, trial, revision)
+        if trial.takers and not group.draining.is_set():
+            group.draining.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(Canary, "_put", slow)
+    async with asyncio.timeout(DEADLINE_S):
+        await fail(group.trials("leaving"), UpdateRefusedError("not loaded"))
+        assert (await group.trial()).takers == {}
+
+
+@pytest.mark.parametrize("draining", [True, False])
+async def test_a_canary_that_is_ended_gives_its_place_only_where_its_actor_drains(group: Group, draining: bool) -> None:
+    """Else its engine may have died of the version."""
+    began = asyncio.Event()
+
+    async def load() -> None:
+        async with group.trials("ended").turn(LABEL):
+            began.set()
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(DEADLINE_S):
+        loading = asyncio.create_task(load())
+        await began.wait()
+        if draining:
+            group.draining.set()
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        assert set((await group.trial()).takers) == (set() if draining else {"ended"})
+
+
 async def test_a_canary_that_the_version_broke_keeps_others_from_it_for_its_time(group: Group) -> None:
     async with asyncio.timeout(DEADLINE_S):
         await fail(group.trials("broken"), EngineQuarantineError("it died"))

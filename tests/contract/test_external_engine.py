@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from actor_fixture import make_context, register_until, running
 from bus_fixture import DEADLINE_S
@@ -20,6 +21,8 @@ from physarum.actors import states
 from physarum.actors.engine.actor import EngineActor
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.gate import Probe
+from physarum.actors.mirror.asking import versions_url
+from physarum.actors.mirror.versions import model_files
 from physarum.actors.weights_area import weights_area
 from physarum.bus.connection import Bus
 from physarum.bus.presence import Heartbeat, announce
@@ -28,7 +31,9 @@ from physarum.bus.register import Register
 from physarum.bus.version import Version
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.canary import Canary, Trial
-from physarum.weightsync.manifest import manifest_digest
+from physarum.weightsync.manifest import Manifest, manifest_digest
+from physarum.weightsync.mirror.bucket import Bucket
+from physarum.weightsync.mirror.copying import Copying
 from physarum.weightsync.publisher import upload
 from physarum.weightsync.snapshot import Snapshot
 
@@ -114,6 +119,48 @@ async def test_one_that_comes_back_during_a_trial_serves_what_passed_at_once(
         await until(lambda: made.facts.get("version") == second)
     SharedArea.remove_of_run(weights_area(context.folder, context.config, only_look=True).folder)
     SharedArea.remove_of_run(context.folder.path)
+
+
+async def test_one_that_reaches_the_store_alone_follows_what_is_mirrored(
+    tmp_path: Path, bus: Bus, publisher: Publisher, engine: LiveEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No service is there; a version that is not the one the head names is not taken."""
+    options = [
+        f"engines.policy.url=[{engine.url}]", "engines.policy.weights_from=mirror",
+        f"checkpoint.versions.mirror=file://{tmp_path}/bucket",
+    ]  # fmt: skip
+    context = make_context(tmp_path, bus, publisher, "engine", *options, instance="policy-0")
+    context.folder.path.mkdir(exist_ok=True)
+    context.folder.start_model.symlink_to(engine.weights(0), target_is_directory=True)
+    made, url = EngineActor(context), versions_url(context.config)
+    assert url is not None
+    heads = Register(bus, publisher, "weights", states.Head)
+    async with running(made):
+        manifest = mirrored(url, engine, seed=2)
+        head = states.Head(
+            label=manifest.label, epoch=1, number=manifest.version.number, manifest="0" * 32,
+            total_bytes=manifest.total_bytes, published_at=0.0,
+        )  # fmt: skip
+        await heads.put(head, states.MIRRORED, "policy")
+        await until(lambda: "the head names 00000000" in caplog.text)
+        assert "version" not in made.facts
+        await heads.put(msgspec.structs.replace(head, manifest=manifest_digest(manifest)), states.MIRRORED, "policy")
+        await until(lambda: made.facts.get("version") == manifest.label and made.state == "ready")
+    SharedArea.remove_of_run(context.folder.path)
+
+
+def mirrored(url: str, engine: LiveEngine, seed: int) -> Manifest:
+    """The weights of `seed` as the next version in an object store."""
+    version = Version.parse(engine.next_label())
+    snapshot = Snapshot.take(engine.reference(seed).state_dict().items())
+    entries, chunks = snapshot.entries("xxh3")
+    manifest = Manifest(
+        version=version, parent=None, model_digest="m", tensors=entries, total_bytes=snapshot.total_bytes, step=1,
+        created=0.0,
+    )  # fmt: skip
+    Copying(Bucket(url), lambda: None, None).copy(manifest, chunks.__getitem__, model_files(engine.weights(seed)))
+    snapshot.close()
+    return manifest
 
 
 async def passes(probe: Probe) -> None:

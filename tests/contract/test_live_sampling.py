@@ -12,6 +12,7 @@ from aiohttp import web
 from bus_fixture import DEADLINE_S
 from test_fault_rollout import ASKING, StubEngine, actor, announced, issue, ordinals
 
+from physarum.actors.engine.schema import inspect_server
 from physarum.actors.rollout.actor import RolloutActor
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import RunUnfitError
@@ -67,6 +68,23 @@ async def test_a_change_reaches_the_next_request_and_a_worker_that_comes_later(
             await change_sampling(opened(later), [], reset=True)
             await until_taken(later, {})
     assert [one.get("min_p") for one in engine.sampling] == [None, 0.1, 0.1]
+
+
+async def test_a_parameter_that_the_installed_engine_does_not_know_is_refused(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """Else every answer from now on is a refusal. What no engine of this host has told is not judged."""
+    python = tmp_path / "python"
+    told = 'physarum-schema:{"arguments": [], "sampling": ["top_p", "top_k"]}'
+    python.write_text(f"#!/bin/sh\ncase \"$2\" in *importlib.metadata*) echo 0.4.1 ;; *) echo '{told}' ;; esac\n")
+    python.chmod(0o755)
+    run = opened(actor(tmp_path, bus, publisher, *ASKING, f"engines.policy.python={python}"))
+    assert (await change_sampling(run, ["min_p=0.1"]))["min_p"] == 0.1
+    await inspect_server(python, {}, run.folder.path.parent / ".cache")  # as an engine does that is started
+    with pytest.raises(RunUnfitError, match=r"sglang 0.4.1, .* has no sampling parameter min_p"):
+        await change_sampling(run, ["top_p=0.5", "min_p=0.2"])
+    assert ((await sampling(run))["min_p"], (await sampling(run))["top_p"]) == (0.1, 1.0)
+    assert (await change_sampling(run, ["top_p=0.5"]))["top_p"] == 0.5
 
 
 async def test_a_finished_run_and_an_unknown_name_are_refused_and_change_nothing(

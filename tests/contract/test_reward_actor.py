@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from actor_fixture import actor_process, make_context, running
+from actor_fixture import actor_process, eventually, make_context, running
 from bus_fixture import DEADLINE_S, OwnServer
 
 from physarum.actors.context import Context
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.reward.actor import RewardActor
+from physarum.actors.reward.family import lists_children
 from physarum.actors.wire import publish_execution, read_body, read_execution, read_header
 from physarum.bus import log
 from physarum.bus.blobs import BlobRef, digest
@@ -107,6 +108,27 @@ async def test_scores_go_to_samples_and_evaluations_to_evals(tmp_path: Path, bus
     assert found["umlaut"].samples[0].reward_parts == {"größe": 0.5}
     assert found["list"].samples[1].reward_parts == {"a": 2.0}
     await nothing_left(bus)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_kernel_that_lists_no_children_is_named_once(
+    tmp_path: Path, bus: Bus, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    listed: bool,
+) -> None:  # fmt: skip
+    """The limits of a hook's children hold nothing there, and nobody would know."""
+    monkeypatch.setattr("physarum.actors.reward.actor.lists_children", lambda: listed)
+    actor = RewardActor(reward_context(tmp_path, bus, publisher, "reward.workers=2"))
+    async with running(actor):
+        await eventually(lambda: actor.state == "ready")
+    assert caplog.text.count("this kernel lists no children") == (not listed)
+
+
+def test_whether_children_are_listed_is_read_where_they_would_be(tmp_path: Path) -> None:
+    own = tmp_path / str(os.getpid()) / "task" / str(os.getpid())
+    own.mkdir(parents=True)
+    assert not lists_children(tmp_path)
+    (own / "children").write_text("")
+    assert lists_children(tmp_path)
 
 
 @pytest.mark.parametrize("inline_limit_bytes", [262144, 1024], ids=["inline", "by reference"])

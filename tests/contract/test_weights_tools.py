@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,15 +16,23 @@ from safetensors.torch import save_file
 from physarum.actors import states
 from physarum.actors.checkpoint.pins import pinned
 from physarum.actors.context import Context, Identity, RunFolder
+from physarum.actors.mirror.asking import versions_url
 from physarum.actors.tools import weights
 from physarum.actors.tools.access import OpenRun
-from physarum.actors.tools.errors import CheckpointBadError, NotInRunError
+from physarum.actors.tools.errors import CheckpointBadError, NotInRunError, RunUnfitError
 from physarum.actors.weights_area import weights_area
 from physarum.bus.connection import Bus
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
+from physarum.bus.version import Version
 from physarum.configs.loader import resolve
+from physarum.configs.overrides import parse_command_line
 from physarum.weightsync.area import SharedArea
+from physarum.weightsync.catalogue import manifests_in
+from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.mirror.bucket import Bucket
+from physarum.weightsync.mirror.copying import Copying
+from physarum.weightsync.mirror.record import read_record
 from physarum.weightsync.service_client import CheckpointClient
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -50,6 +59,33 @@ async def published(run: OpenRun, numbers: range, keep_last: int | None = None) 
     ):
         for number in numbers:
             await publish(service, CheckpointClient(service.url, TOKEN, session), number, tensors(number, 1), area=area)
+
+
+async def test_altered_bytes_in_the_object_store_are_named(run: OpenRun, tmp_path: Path) -> None:
+    with pytest.raises(RunUnfitError, match="has no mirror of versions"):
+        await weights.verified_in_mirror(run, None)
+    settings = parse_command_line([f"checkpoint.versions.mirror=file://{tmp_path}/bucket"])
+    run = dataclasses.replace(run, config=resolve(tmp_path / "recipe.yaml", settings))
+    url = versions_url(run.config)
+    assert url is not None and await weights.verified_in_mirror(run, None) == []
+    await published(run, range(1, 3))
+    area, bucket = weights_area(run.folder, run.config), Bucket(url)
+    for manifest in manifests_in(run.folder.weights / "manifests"):
+        with HeldFile.open(area, manifest.label) as file:  # type: ignore[union-attr]
+            places = file.places(manifest)
+            held = {digest: bytes(file.slice(*place)) for digest, place in places.items()}
+        Copying(bucket, lambda: None, None).copy(manifest, held.__getitem__, {})
+    found = await weights.verified_in_mirror(run, None)
+    assert [(one.label, one.fault) for one in found] == [("policy@1.1", ""), ("policy@1.2", "")]
+    [stored] = read_record(bucket, Version("policy", 1, 2), None).objects
+    bucket.put(stored.key, bytes(stored.size))
+    found = await weights.verified_in_mirror(run, None)
+    assert found[0].fault == "" and "remove it there" in found[1].fault
+    with pytest.raises(CheckpointBadError, match=stored.key):
+        weights.refuse_faulty(found)
+    assert [one.label for one in await weights.verified_in_mirror(run, "policy@1.1")] == ["policy@1.1"]
+    with pytest.raises(NotInRunError, match=r"there are: policy@1.1, policy@1.2"):
+        await weights.verified_in_mirror(run, "policy@1.9")
 
 
 async def test_versions_head_engines_and_differences_are_shown(run: OpenRun) -> None:

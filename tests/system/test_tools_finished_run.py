@@ -192,7 +192,10 @@ def test_a_replay_is_bit_equal_with_the_same_trainer_and_takes_another_ones_sett
 def mirror(runs: Runs) -> Path:
     """Holds the checkpoints of the run `forked`, which is at its end; it began with none on disk."""
     mirror = runs.folder / "mirror"
-    settings = ("trainer.lr=0.002", f"checkpoint.mirror=file://{mirror}", "checkpoint.mirror_keep=2")
+    settings = (
+        *("trainer.lr=0.002", f"checkpoint.mirror=file://{mirror}", "checkpoint.mirror_keep=2"),
+        f"checkpoint.versions={{mirror: 'file://{mirror}-versions', every: 50}}",
+    )
     made = runs.json("fork", "small", "--at-step", "1", "--run", "forked", *settings)
     assert (made["samples"], made["checkpoint"], made["epoch"]) == (6, "1.1", 1)
     _only_in_the_mirror(runs, "forked", mirror)
@@ -250,6 +253,17 @@ def test_a_checkpoint_comes_back_from_the_mirror_and_a_damaged_one_never_does(ru
     assert runs.actorctl("checkpoints", "restore", "forked").returncode == 1
     assert runs.actorctl("checkpoints", "restore", "forked", "9.9").returncode == 5
     assert not list((runs.folder / "runs/forked/checkpoints").glob(".*"))
+
+
+@pytest.mark.slow
+def test_the_last_version_of_a_run_is_in_the_store_and_is_its_model(runs: Runs, mirror: Path) -> None:
+    """Whatever `every` leaves out: the run drains only when it is there."""
+    pulled = runs.json("weights", "pull", f"file://{mirror}-versions", "pulled", "--run", "forked")
+    assert pulled["label"] == "policy@2.3"
+    assert runs.json("weights", "ls", "forked")["mirrored"] == "policy@2.3"
+    found = load((runs.folder / "pulled" / "current" / "model.safetensors").read_bytes())
+    model = load(weights(runs, "forked"))
+    assert found.keys() == model.keys() and all(torch.equal(found[name], model[name]) for name in model)
 
 
 def test_recording_without_training_keeps_every_sample_for_a_replay(runs: Runs) -> None:

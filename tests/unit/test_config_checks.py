@@ -241,6 +241,10 @@ def test_a_mirror_whose_scheme_is_not_installed_is_refused_before_the_start(reci
     [found] = preflight.check(resolve(recipe, parse_command_line(["checkpoint.mirror=nowhere://bucket/runs"])))
     assert "checkpoint.mirror: found no implementation of nowhere://" in str(found)
     assert "Install the extra `objects`" in found.remedy
+    words = ["checkpoint.versions={mirror: nowhere://bucket/runs, key_env: NOT_SET_KEY}"]
+    secret, found = preflight.check(resolve(recipe, parse_command_line(words)))
+    assert "checkpoint.versions.key_env: found NOT_SET_KEY, which is not set" in str(secret)
+    assert "checkpoint.versions.mirror: found no implementation of nowhere://" in str(found)
 
 
 def test_engines_that_follow_versions_have_one_form(recipe: Path) -> None:

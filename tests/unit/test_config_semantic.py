@@ -196,6 +196,11 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["engines.policy.router=http://h:1", "engines.policy.pause=in_place"],
             ["`engines.policy.router` with `engines.policy.pause: in_place`", "disable-radix-cache: true"],
         ),
+        (["engines.policy.weights_from=mirror"], ["`engines.policy.weights_from: mirror` without `checkpoint.versions`"]),
+        (
+            ["engines.policy={weights_from: mirror, transport: nccl}", "checkpoint.versions.mirror=s3://b/c"],
+            ["`engines.policy.weights_from: mirror` with `engines.policy.transport: nccl`"],
+        ),
         (["groups.enough=99"], ["`groups.enough: 99` with `source.group_size: "]),
         (["groups.enough=2", "groups.min_members=3"], ["`groups.enough: 2` with `groups.min_members: 3`"]),
         (
@@ -237,6 +242,7 @@ def test_contradictions_are_reported_together(tmp_path: Path) -> None:
         ["--sglang-context-length", "8192"],
         ["engines.judge={model: judge, sglang: {context-length: 100000}}"],
         ["engines.policy.gpus=[2, 3]", "engines.policy.count=2"],
+        ["engines.policy.weights_from=mirror", "checkpoint.versions.mirror=s3://bucket/prefix"],
     ],
 )
 def test_what_fits_is_accepted(tmp_path: Path, words: list[str]) -> None:

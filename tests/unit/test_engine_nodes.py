@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from physarum.actors.context import Identity
+from physarum.actors.engine.actor import EngineActor
 from physarum.actors.engine.nodes import Nodes, Rendezvous, engine_of, name_of, node_arguments
 from physarum.actors.errors import ActorError
 from physarum.actors.node.actor import NodeActor
@@ -141,6 +142,38 @@ def test_every_node_of_an_engine_reports_the_routing_that_is_replayed() -> None:
     spec = node_of("trainer.algorithm.replay.routing=R3")._spec(Rendezvous(address="h:5", attempt="a"))
     assert spec.sglang["enable-return-routed-experts"] is True and spec.nodes["node-rank"] == 1
     assert "enable-return-routed-experts" not in node_of()._spec(Rendezvous(address="h:5", attempt="a")).sglang
+
+
+class Server:
+    """An encoder's, which goes on."""
+
+    url, pid, bootstrap_port = "http://h:1", 1, None
+
+    async def wait_exit(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+
+async def test_an_encoder_over_several_nodes_ends_with_the_first_that_is_lost() -> None:
+    """Its server may wait for the others for ever, while everybody sends it images."""
+    context = SimpleNamespace(
+        config=resolve(RECIPE, parse_command_line(["engines.policy.nodes=2"])), draining=asyncio.Event(), paused=False,
+        identity=Identity("run", "engine", "policy-0"), bus=None, publisher=None, host="here",
+    )  # fmt: skip
+    engine = EngineActor(context)  # type: ignore[arg-type]  # what it uses of a context
+    engine._settings = context.config.engines["policy"].of_server(0)
+    lost = asyncio.get_running_loop().create_future()
+
+    async def lose() -> None:
+        raise ActorError(f"{await lost} has left the engine")
+
+    engine._lost = asyncio.create_task(lose())
+    encoding = asyncio.create_task(engine._encode(Server()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert not encoding.done()
+    lost.set_result("policy-0-node-1")
+    with pytest.raises(ActorError, match="policy-0-node-1 has left the engine"):
+        await asyncio.wait_for(encoding, 5)
 
 
 async def test_a_node_that_is_scaled_away_stays_until_its_engine_has_handed_over() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +84,25 @@ def test_what_is_lacking_is_named_with_its_remedy(configured: str, found: Surrou
 )
 def test_an_engine_at_an_address_of_this_host_is_on_it(urls: list[str] | None, local: bool) -> None:
     assert delivery.surroundings(EngineConfig.model_validate({"url": urls})).on_this_host is local
+
+
+def test_no_name_server_is_asked_whether_an_engine_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked on the event loop: a name server that is silent would stop everything there."""
+    for name in ("getfqdn", "gethostbyname", "gethostbyaddr", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, lambda *_: pytest.fail("a name was looked up"))
+    own = {"eth0": [SimpleNamespace(address="10.0.0.7"), SimpleNamespace(address="fe80::1%eth0")]}
+    monkeypatch.setattr(delivery.psutil, "net_if_addrs", lambda: own)
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node-7")
+    for host, local in (
+        ("10.0.0.7", True),
+        ("[fe80::1]", True),
+        ("node-7", True),
+        ("10.0.0.8", False),
+        ("node-7.b", False),
+    ):
+        assert delivery.surroundings(EngineConfig.model_validate({"url": f"http://{host}:1"})).on_this_host is local, (
+            host
+        )
 
 
 def environment(folder: Path, *packages: str) -> Path:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from typing import Any, Final
 
 from physarum.weightsync.carriers.carrier import Place, address_of
@@ -22,7 +23,7 @@ _MEMORY: Final = "DRAM"
 _SHORTEST_S: Final = 0.0001
 _LONGEST_S: Final = 0.005
 _REMEMBERED: Final = 64
-"""Metadata of others, which change with each version that they hold."""
+"""Agents of others. A holder that is started anew is another agent, so a long run meets ever more of them."""
 
 
 class NixlCarrier:
@@ -41,6 +42,9 @@ class NixlCarrier:
         self._registered: dict[int, tuple[Any, int]] = {}
         """What each address was registered as, and how often."""
         self._peers: dict[str, str] = {}
+        """The name of each agent by the metadata that led there, the one that was asked last at the end."""
+        self._reading: Counter[str] = Counter()
+        """Transfers under way, by the agent's name: it cannot be let go meanwhile."""
 
     def register(self, memory: memoryview) -> Place:
         address = address_of(memory)
@@ -65,10 +69,11 @@ class NixlCarrier:
 
     def read(self, place: Place, offset: int, target: memoryview, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        handle = None
+        handle, name = None, ""
         try:
             with self._guard:
-                handle = self._begin(place, offset, target)
+                name = self._peer(place.reach)
+                handle = self._begin(name, place, offset, target)
                 state = self._agent.transfer(handle)
             wait_s = _SHORTEST_S
             while state == "PROC":
@@ -84,7 +89,7 @@ class NixlCarrier:
             raise CarrierError(f"NIXL could not read {target.nbytes} bytes: {type(error).__name__} {error}") from error
         finally:
             if handle is not None:
-                self._release(handle)
+                self._release(handle, name)
         if state != "DONE":
             raise CarrierError(f"NIXL could not read {target.nbytes} bytes: it ended as {state}")
 
@@ -94,20 +99,48 @@ class NixlCarrier:
                 self._forget(known)
             self._registered.clear()
 
-    def _begin(self, place: Place, offset: int, target: memoryview) -> Any:
-        if place.reach not in self._peers:
-            self._peers[place.reach] = self._agent.add_remote_agent(base64.b64decode(place.reach))
-            for oldest in list(self._peers)[:-_REMEMBERED]:
-                del self._peers[oldest]
+    def _peer(self, reach: str) -> str:
+        """The agent that `reach` leads to, which the library then knows; who was not asked for long is let go."""
+        name = self._peers.pop(reach, None)
+        if name is None:
+            name = self._added(reach)
+        self._peers[reach] = name
+        for oldest in list(dict.fromkeys(self._peers.values()))[:-_REMEMBERED]:
+            if not self._reading[oldest]:
+                self._let_go(oldest)
+        return name
+
+    def _added(self, reach: str) -> str:
+        """An agent's metadata change with what it registers: what it had before is let go, so that it does not add up."""
+        metadata = base64.b64decode(reach)
+        name: str = self._agent.add_remote_agent(metadata)
+        if name in self._peers.values() and not self._reading[name]:
+            self._let_go(name)
+            self._agent.add_remote_agent(metadata)
+        return name
+
+    def _let_go(self, name: str) -> None:
+        self._peers = {reach: other for reach, other in self._peers.items() if other != name}
+        try:
+            self._agent.remove_remote_agent(name)
+        except Exception as error:  # noqa: BLE001 - the library's own kinds; it ends with the process
+            _log.warning("NIXL does not let go of agent %s: %s: %s", name, type(error).__name__, error)
+
+    def _begin(self, name: str, place: Place, offset: int, target: memoryview) -> Any:
         here = self._agent.get_xfer_descs([(address_of(target), target.nbytes, 0)], _MEMORY)
         there = self._agent.get_xfer_descs([(place.at(offset, target.nbytes), target.nbytes, 0)], _MEMORY)
-        return self._agent.initialize_xfer("READ", here, there, self._peers[place.reach], b"")
+        handle = self._agent.initialize_xfer("READ", here, there, name, b"")
+        self._reading[name] += 1
+        return handle
 
-    def _release(self, handle: Any) -> None:
-        """One that is under way still may refuse to be let go: that must not hide why it was given up."""
+    def _release(self, handle: Any, name: str) -> None:
+        """One that is under way still may refuse to be let go: that must not hide why it was given up; its agent stays."""
         try:
             with self._guard:
                 self._agent.release_xfer_handle(handle)
+                self._reading[name] -= 1
+                if not self._reading[name]:
+                    del self._reading[name]
         except Exception as error:  # noqa: BLE001 - the library's own kinds; it ends with the process
             _log.warning("NIXL does not let go of a transfer: %s: %s", type(error).__name__, error)
 

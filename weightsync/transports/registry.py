@@ -73,7 +73,10 @@ def _no_receiver(found: Surroundings) -> str:
     if found.device != "cuda":
         return "checkpoint-engine's receiver in the engine knows CUDA only; set another engines.GROUP.transport"
     if not found.on_this_host:  # its receiver would wait at an address that is not there, for ever
-        return "the engine is on another host, and takes memory of its own alone; set engines.GROUP.transport to disk"
+        return (
+            "the engine is on another host, and takes memory of its own alone; set engines.GROUP.transport to disk, or name it"
+            " localhost in engines.GROUP.url if it is on this one"
+        )
     if found.replicated:
         return (
             "SGLang takes no weights from checkpoint-engine with dp-size or pp-size above 1; set another"

@@ -1,0 +1,413 @@
+"""A version pulled out of an object store is whole before `current` names it, whatever fails, and a real SGLang loads it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import aiohttp
+import msgspec
+import pytest
+import torch
+from engine_fixture import LiveEngine
+from engine_requests import generate, worst
+from safetensors.torch import load_file
+from test_external_engine import mirrored
+from typer.testing import CliRunner
+
+from physarum.actors.actorctl.main import app
+from physarum.actors.engine.control import EngineControl
+from physarum.actors.tools import pulling as following
+from physarum.actors.tools.errors import NotInRunError
+from physarum.actors.tools.pulling import Asked, PullError
+from physarum.bus.version import Fork, Version
+from physarum.weightsync.errors import (
+    BucketUnfitError,
+    ChunkAlteredError,
+    ChunkMissingError,
+    ObjectAbsentError,
+    StaleVersionError,
+    UpdateRefusedError,
+)
+from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.mirror.bucket import Bucket
+from physarum.weightsync.mirror.copying import Copying
+from physarum.weightsync.mirror.pulling import CURRENT, Pulled, current, pull
+from physarum.weightsync.mirror.reading import Mirror
+from physarum.weightsync.mirror.record import read_record
+from physarum.weightsync.snapshot import Snapshot
+
+pytestmark = pytest.mark.timeout(120)
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/bucket/run/weights"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "pulled"
+
+
+def tensors(seed: int) -> Tensors:
+    """A large one that never changes, two small ones that do."""
+    make = torch.Generator().manual_seed(seed)
+    return {"fixed": torch.arange(400_000.0), "a": torch.randn(64, generator=make), "b": torch.randn(8, generator=make)}
+
+
+def put(
+    url: str, number: int, named: Tensors | None = None, epoch: int = 1, key: str | None = None, **told: object
+) -> Manifest:
+    """policy@EPOCH.NUMBER in the store."""
+    snapshot = Snapshot.take((named or tensors(number)).items(), 4 << 20)
+    entries, chunks = snapshot.entries("xxh3")
+    manifest = Manifest(
+        version=Version("policy", epoch, number), parent=None, model_digest="m", tensors=entries,
+        total_bytes=snapshot.total_bytes, step=number, created=1.0,
+    )  # fmt: skip
+    config = Path(url.removeprefix("file://")).parent / "config.json"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text("{}")
+    Copying(Bucket(url), lambda: None, key, 1).copy(manifest, chunks.__getitem__, {config.name: config}, **told)  # type: ignore[arg-type]
+    snapshot.close()
+    return manifest
+
+
+def mirror(url: str, key: str | None = None) -> Mirror:
+    return Mirror(Bucket(url), key)
+
+
+def assert_is(place: Path, number: int, epoch: int = 1) -> None:
+    """`current` is that version, whole."""
+    assert current(place) == Version("policy", epoch, number)
+    found = load_file(place / CURRENT / "model.safetensors")
+    assert found.keys() == tensors(number).keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors(number).items())
+    assert (place / CURRENT / "config.json").read_text() == "{}"
+
+
+def test_a_version_becomes_a_folder_and_the_next_one_reads_only_what_changed(url: str, place: Path) -> None:
+    first = put(url, 1)
+    pulled = pull(mirror(url), place)
+    assert pulled == Pulled(
+        label="policy@1.1", folder=str(place / "policy@1.1"), new=True, fetched_bytes=first.total_bytes
+    )
+    assert_is(place, 1)
+    opened = (place / CURRENT / "model.safetensors").open("rb")
+    put(url, 2)
+    pulled = pull(mirror(url), place)
+    assert (pulled.fetched_bytes, pulled.reused_bytes) == (72 * 4, 1_600_000)
+    assert_is(place, 2)
+    assert pull(mirror(url), place) == Pulled(label="policy@1.2", folder=str(place / "policy@1.2"), new=False)
+    put(url, 3)
+    pull(mirror(url), place)
+    assert_is(place, 3)
+    assert sorted(path.name for path in place.glob("policy@*")) == ["policy@1.2", "policy@1.3"]
+    shutil.copyfile(f"/proc/self/fd/{opened.fileno()}", place / "kept.safetensors")
+    opened.close()
+    assert torch.equal(
+        load_file(place / "kept.safetensors")["a"], tensors(1)["a"]
+    )  # a server reads on in what it opened
+
+
+def test_a_look_that_finds_nothing_new_reads_nothing(url: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest of a large model is megabytes."""
+    put(url, 1)
+    known = pull(mirror(url), place)
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "get", None)
+        assert pull(mirror(url), place, known=known) == Pulled(label=known.label, folder=known.folder, new=False)
+    (place / CURRENT).unlink()
+    assert pull(mirror(url), place, known=known).new
+    assert_is(place, 1)
+
+
+def test_a_version_may_be_named_also_an_older_one_and_the_newest_never_goes_back(url: str, place: Path) -> None:
+    put(url, 1)
+    put(url, 2)
+    pull(mirror(url), place)
+    pull(mirror(url), place, "policy@1.1")
+    assert_is(place, 1)
+    pull(mirror(url), place)
+    assert_is(place, 2)
+    Bucket(url).remove("versions/policy@1.2.version")
+    with pytest.raises(StaleVersionError, match=r"nothing newer than policy@1.1, and .* is policy@1.2"):
+        pull(mirror(url), place)
+    with pytest.raises(ObjectAbsentError):
+        pull(mirror(url), place, "policy@1.7")
+    assert_is(place, 2)
+
+
+def test_a_withdrawn_version_is_refused_by_name(url: str, place: Path) -> None:
+    put(url, 1)
+    put(url, 2)
+    put(url, 1, epoch=2, withdrawn=(Fork(1, 1),))
+    with pytest.raises(BucketUnfitError, match=r"policy@1.2 was withdrawn, as policy@2.1 says"):
+        pull(mirror(url), place, "policy@1.2")
+    pull(mirror(url), place)
+    assert_is(place, 1, epoch=2)
+
+
+@pytest.mark.parametrize("damage", ["altered", "missing", "file altered", "record altered"])
+def test_damage_in_the_store_is_named_and_leaves_what_is_there(url: str, place: Path, damage: str) -> None:
+    put(url, 1)
+    pull(mirror(url), place)
+    put(url, 2)
+    bucket = Bucket(url)
+    record = read_record(bucket, Version("policy", 1, 2), None)
+    changed = next(one for one in record.objects if one.size == 72 * 4)
+    expected: type[Exception] = ChunkAlteredError
+    if damage == "altered":
+        bucket.put(changed.key, bytes(changed.size))
+    elif damage == "missing":
+        bucket.remove(changed.key)
+        expected = ChunkMissingError
+    elif damage == "file altered":
+        bucket.put(record.files[0].key, b"[]")
+    else:
+        bucket.put("versions/policy@1.2.version", b"half")
+        assert not pull(mirror(url), place).new  # an older one is the newest that can be read
+        assert_is(place, 1)
+        return
+    with pytest.raises(expected, match="is not there" if damage == "missing" else "remove it there"):
+        pull(mirror(url), place)
+    assert_is(place, 1)
+    assert [path.name for path in place.iterdir() if path.is_dir() and not path.is_symlink()] == ["policy@1.1"]
+
+
+def test_a_damaged_older_version_here_is_not_copied_from(url: str, place: Path) -> None:
+    put(url, 1)
+    pull(mirror(url), place)
+    file = place / "policy@1.1" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-2000:] = bytes(2000)
+    file.write_bytes(data)
+    put(url, 2)
+    pull(mirror(url), place)
+    assert_is(place, 2)
+
+
+def test_another_run_and_another_puller_are_refused(url: str, place: Path, tmp_path: Path) -> None:
+    put(url, 1)
+    pull(mirror(url), place)
+    other = f"file://{tmp_path}/bucket/other/weights"
+    put(other, 1, tensors(9))
+    with pytest.raises(BucketUnfitError, match="was pulled from another run"):
+        pull(mirror(other), place)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl,sys; f=open(sys.argv[1],'a'); fcntl.flock(f,2); print(flush=True); input()",
+         str(place / ".pulling")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with pytest.raises(UpdateRefusedError, match="another process pulls into"):
+        pull(mirror(url), place)
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    assert not pull(mirror(url), place).new
+    assert_is(place, 1)
+
+
+def test_a_folder_of_somebody_else_is_left_alone(url: str, place: Path) -> None:
+    put(url, 1)
+    (place / "policy@1.1").mkdir(parents=True)
+    (place / "policy@1.1" / "mine.txt").write_text("mine")
+    with pytest.raises(Exception, match="cannot be written"):
+        pull(mirror(url), place)
+    assert (place / "policy@1.1" / "mine.txt").read_text() == "mine" and current(place) is None
+
+
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from physarum.weightsync.mirror.bucket import Bucket
+from physarum.weightsync.mirror.pulling import pull
+from physarum.weightsync.mirror.reading import Mirror
+
+left = [int(sys.argv[3])]
+def dying(call):
+    def called(*arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments)
+    return called
+
+for name in ("fsync", "rename", "replace", "symlink"):
+    setattr(os, name, dying(getattr(os, name)))
+pull(Mirror(Bucket(sys.argv[1]), None), Path(sys.argv[2]), None, 1)
+"""
+
+
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_current_is_whole_and_the_next_pull_leaves_nothing_behind(
+    url: str, place: Path, every: int
+) -> None:
+    put(url, 1)
+    pull(mirror(url), place)
+    put(url, 2)
+    seen = set()
+    for dies_at in range(0, 30, every):
+        for path in place.iterdir():  # as it was
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        pull(mirror(url), place, "policy@1.1")
+        status = subprocess.run([sys.executable, "-c", DIES, url, str(place), str(dies_at)]).returncode
+        found = current(place)
+        assert found is not None
+        seen.add(found.number)
+        assert_is(place, found.number)
+        if status == 0:
+            break
+        pull(mirror(url), place, keep=1)
+        assert_is(place, 2)
+        left = {path.name for path in place.iterdir() if path.is_dir()} - {CURRENT}
+        assert left == {"policy@1.2"}, dies_at
+    assert status == 0 and dies_at > 6 and seen == {1, 2}
+
+
+class Server(HTTPServer):
+    """Somebody's server that is told of versions; `status` is what it answers."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status = 200
+        self.told: list[dict[str, str]] = []
+        Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        self.server.told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(b"no room")
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def server() -> AsyncIterator[Server]:
+    made = Server()
+    yield made  # type: ignore[misc]
+    made.shutdown()
+    made.server_close()
+
+
+class Enough(Exception):
+    """The test has seen what it wanted."""
+
+
+def test_who_follows_tells_of_each_version_until_it_is_taken(
+    url: str, place: Path, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each look is a step of this test: a sleep that does something instead."""
+    put(url, 1)
+    then = f"http://127.0.0.1:{server.server_port}/update_weights_from_disk"
+    asked = Asked(url=url.removesuffix("/run/weights"), run="run", folder=place, then=then)
+    steps: list[Callable[[], object]] = [
+        lambda: put(url, 2),
+        lambda: setattr(server, "status", 500),
+        lambda: put(url, 3),
+        lambda: setattr(server, "status", 200),
+        lambda: None,
+    ]
+    heard: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 7
+        if not steps:
+            raise Enough
+        steps.pop(0)()
+
+    with pytest.raises(Enough):
+        following.follow(asked, 7, lambda pulled: heard.append(pulled.label), sleep)
+    assert [one["weight_version"] for one in server.told] == ["policy@1.1", "policy@1.2", "policy@1.3", "policy@1.3"]
+    assert server.told[-1]["model_path"] == str(place.resolve() / "policy@1.3")
+    assert heard == ["policy@1.1", "policy@1.2"]  # the third was new when nobody took it
+    assert "answered 500: no room; trying again in 7 s" in caplog.text
+    assert_is(place, 3)
+
+
+def test_a_command_is_told_too_and_what_fails_is_an_error(url: str, place: Path, tmp_path: Path) -> None:
+    put(url, 1)
+    asked = Asked(url=url.removesuffix("/weights"), folder=place, then="false")
+    for _ in range(2):  # told again, until it took it
+        with pytest.raises(PullError, match=r"policy@1.1 is pulled, and 'false' failed"):
+            following.once(asked)
+    (tmp_path / "hook.sh").write_text(f"printf %s $PHYSARUM_VERSION$PHYSARUM_FOLDER >> {tmp_path}/took")
+    took = f"sh {tmp_path}/hook.sh"
+    for _ in range(2):
+        following.once(msgspec.structs.replace(asked, then=took))
+    assert (tmp_path / "took").read_text() == f"policy@1.1{place.resolve()}/policy@1.1"
+    for wrong in ("bucket/prefix", "s3://me:hunter2@bucket/prefix"):
+        with pytest.raises(PullError, match="without user or password") as refused:
+            following.once(Asked(url=wrong, folder=place))
+        assert "hunter2" not in str(refused.value)
+    with pytest.raises(NotInRunError, match="has no version"):
+        following.once(Asked(url=f"{asked.url}x", folder=place))
+
+
+def test_the_command_pulls_and_says_what_it_did(url: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(url, 1, key="s3cret")
+    words = ["weights", "pull", url.removesuffix("/run/weights"), str(place), "--run", "run"]
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 1 and "is sealed with a key" in refused.stderr and "--key-env" in refused.stderr
+    monkeypatch.setenv("WEIGHTS_KEY", "s3cret")
+    found = CliRunner().invoke(app, [*words, "--key-env", "WEIGHTS_KEY"])
+    assert found.exit_code == 0 and "policy@1.1 is current in" in found.stdout and "(1.5 MiB read" in found.stdout
+    assert CliRunner().invoke(app, [*words, "--key-env", "WEIGHTS_KEY", "--version", "policy@9.9"]).exit_code == 5
+    assert_is(place, 1)
+
+
+NAMES = """
+import sys
+from runpy import run_module
+module = sys.argv.pop(1)
+try:
+    run_module(module, run_name="__main__")
+finally:
+    print(sorted({one.partition(".")[0] for one in sys.modules}), file=sys.stderr)
+"""
+
+
+def test_in_a_servers_own_environment_it_needs_few_packages(url: str, place: Path) -> None:
+    """Neither torch nor a bus nor a trainer's framework: what is imported, and what the program imports as it works."""
+    put(url, 1)
+    module = "physarum.actors.actorctl.pull"
+    words = [url.removesuffix("/weights"), str(place), "--json"]
+    done = subprocess.run([sys.executable, "-c", NAMES, module, *words], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["label"] == "policy@1.1"
+    imported = set(ast.literal_eval(done.stderr.splitlines()[-1]))
+    assert {"numpy", "fsspec"} <= imported
+    assert not imported & {"torch", "nats", "megatron", "transformers", "safetensors", "uvloop"}
+    assert_is(place, 1)
+
+
+async def test_a_real_server_takes_a_pulled_folder_under_its_label(engine: LiveEngine, url: str, place: Path) -> None:
+    """As --then does it: what the server answers then is of these weights."""
+    mirrored(url, engine, seed=0)
+    manifest = mirrored(url, engine, seed=3)
+    then = f"{engine.url}/update_weights_from_disk"
+    asked = Asked(url=url.removesuffix("/weights"), folder=place, then=then, then_timeout_s=60.0)
+    pulled = await asyncio.to_thread(following.once, asked)
+    assert pulled.label == manifest.label
+    assert (place / CURRENT / "config.json").is_file()
+    async with aiohttp.ClientSession() as session:
+        assert await EngineControl(engine.url, session).live_label() == manifest.label
+        answer = await generate(engine, 5, tokens=8)
+        assert worst(engine, 5, answer, 0, 8, seed=3) < 1e-3

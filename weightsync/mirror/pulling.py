@@ -1,0 +1,248 @@
+"""A version out of an object store as a Hugging Face folder, for servers that know nothing of a run. Blocking.
+
+    FOLDER/LABEL/model.safetensors, config.json, ...    one folder for each version, complete from the moment it is there
+    FOLDER/current -> LABEL                             replaced in one step, forward only
+
+Invariant: what `current` names is whole, and every byte of it was verified; no file that a server may have open is written to.
+Chunks that the newest older version here has are copied, all others are read from the store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from physarum.bus.codec import decode, encode
+from physarum.bus.errors import CodecError, RecordError
+from physarum.bus.version import Version, is_withdrawn
+from physarum.weightsync.area import Filling
+from physarum.weightsync.chunk_threads import ChunkQueue, ChunkThread, FillWork
+from physarum.weightsync.durable import sync_folder
+from physarum.weightsync.errors import (
+    BucketUnfitError,
+    ChunkAlteredError,
+    ManifestError,
+    NoRoomError,
+    ObjectAbsentError,
+    StaleVersionError,
+    UpdateRefusedError,
+)
+from physarum.weightsync.fetching import places_in
+from physarum.weightsync.held_file import HeldFile
+from physarum.weightsync.layout import FILE_NAME, Form, lay_out
+from physarum.weightsync.manifest import content_digest
+from physarum.weightsync.mappings import forget_deleted, memory_of
+from physarum.weightsync.mirror.reading import Mirror, MirrorHolder, read_object
+from physarum.weightsync.mirror.record import Record
+from physarum.weightsync.pace import Pace
+
+CURRENT: Final = "current"
+_MARK: Final = ".physarum-version"
+_ASIDE: Final = ".pulling-"
+_LOCK: Final = ".pulling"
+THREADS: Final = 16
+"""Requests under way at once."""
+
+
+class Pulled(msgspec.Struct, frozen=True, kw_only=True):
+    """`label` is in `folder`, and current; `new`: it was not before. Bytes came from the store, or from an older one here."""
+
+    label: str
+    folder: str
+    new: bool
+    fetched_bytes: int = 0
+    reused_bytes: int = 0
+
+
+def pull(mirror: Mirror, place: Path, label: str | None = None, keep: int = 2, known: Pulled | None = None) -> Pulled:
+    """Makes the newest version, or the one named, current in `place`; the newest `keep` stay there. `known`: what the caller
+    pulled last; while that is the newest one listing is all that is asked for.
+
+    Raises ObjectAbsentError (no such version), BucketUnfitError (damaged there, withdrawn), BucketError, ChunkAlteredError,
+    ChunkMissingError, ServiceUnreachableError (the store, for a chunk), StaleVersionError (the newest there is older than what
+    is current), UpdateRefusedError (somebody else pulls there), NoRoomError: what is current stays so.
+    """
+    if known is not None and label is None and str(mirror.latest()) == known.label == str(current(place)):
+        return Pulled(label=known.label, folder=known.folder, new=False)
+    place.mkdir(parents=True, exist_ok=True)
+    with _alone(place):
+        record = _wanted(mirror, label)
+        version, before = record.manifest.version, current(place)
+        if label is None and before is not None and version < before:
+            raise StaleVersionError(
+                f"{mirror.url} has nothing newer than {version}, and {place / CURRENT} is {before}: the store was emptied, or"
+                " belongs to another run; pull into another folder, or name the version"
+            )
+        target, counts = place / str(version), (0, 0)
+        if not _is_here(target, record):
+            counts = _bring(mirror, record, place, target)
+        if before != version:
+            _switch(place, target.name)
+        _retain(place, keep)
+    forget_deleted()
+    return Pulled(
+        label=str(version),
+        folder=str(target),
+        new=before != version,
+        fetched_bytes=counts[0],
+        reused_bytes=counts[1],
+    )
+
+
+def current(place: Path) -> Version | None:
+    """What `current` names; None: nothing yet."""
+    try:
+        return Version.parse(os.readlink(place / CURRENT))
+    except (OSError, RecordError):
+        return None
+
+
+def _wanted(mirror: Mirror, label: str | None) -> Record:
+    newest = mirror.newest()
+    if newest is None:
+        raise ObjectAbsentError(
+            f"{mirror.url} has no version; see to the URL and the run's name, or wait for the first"
+        )
+    if label is None or newest.manifest.label == label:
+        return newest
+    version = Version.parse(label)
+    if is_withdrawn(version, newest.withdrawn):
+        raise BucketUnfitError(f"{label} was withdrawn, as {newest.manifest.label} says; pull that one")
+    return mirror.record(version)
+
+
+def _bring(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[int, int]:
+    """The version, whole, under its name; bytes read from the store, and copied here. Raises as `pull`."""
+    aside = place / f"{_ASIDE}{target.name}"
+    for left in place.glob(f"{_ASIDE}*"):  # of pulls that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        aside.mkdir()
+        for file in record.files:
+            _write(aside / file.name, read_object(mirror.objects, file))
+        counts = _fill(aside / FILE_NAME, record, mirror, place)
+        _write(aside / _MARK, encode(record))
+        sync_folder(aside)
+        aside.rename(target)
+        sync_folder(place)
+        return counts
+    except OSError as error:
+        raise NoRoomError(f"{error.filename or aside} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _fill(path: Path, record: Record, mirror: Mirror, place: Path) -> tuple[int, int]:
+    """Bytes read from the store, and copied from the newest older version here."""
+    manifest = record.manifest
+    layout = lay_out({one.name: Form(one.dtype, one.shape) for one in manifest.tensors}, manifest.label)
+    with ExitStack() as stack:
+        filling = Filling(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644))
+        stack.callback(filling.close)
+        filling.reserve(layout.size_bytes)
+        filling.write(layout.header, 0)
+        memory = memoryview(memory_of(filling.descriptor, writable=True))
+        base, known = _base(place, stack)
+        places = places_in(manifest, layout)
+        work = FillWork(filling, memory, places, base, known, {}, lambda digest, came_as: None)
+        holder = MirrorHolder(mirror, manifest, record)
+        made = [ChunkThread(work, [holder.reader()], Pace("never")) for _ in range(THREADS)]
+        _run(made, ChunkQueue(manifest.sizes(), shuffled=False))
+        os.fsync(filling.descriptor)
+    return sum(one.fetched for one in made), sum(one.reused for one in made)
+
+
+def _run(threads: list[ChunkThread], queue: ChunkQueue) -> None:
+    """Raises what the first failing one raised; the others end with the chunk that they are at."""
+    with ThreadPoolExecutor(len(threads), thread_name_prefix="pull") as pool:
+        running = [pool.submit(thread.run, queue) for thread in threads]
+        try:
+            for one in running:
+                one.result()
+        finally:
+            queue.end()
+
+
+def _base(place: Path, stack: ExitStack) -> tuple[HeldFile | None, dict[str, tuple[int, int]]]:
+    """The newest version here, and where its chunks are; nothing, where there is none or it is damaged."""
+    for version in reversed(_versions(place)):
+        record = _record_in(place / str(version))
+        if record is None:
+            continue
+        try:
+            descriptor = os.open(place / str(version) / FILE_NAME, os.O_RDONLY)
+            file = stack.enter_context(HeldFile(descriptor))
+            return file, file.places(record.manifest)
+        except (OSError, ManifestError, ChunkAlteredError):
+            continue  # it is of no use, and nobody asked for it
+    return None, {}
+
+
+def _switch(place: Path, name: str) -> None:
+    made = place / f".{CURRENT}"
+    made.unlink(missing_ok=True)
+    made.symlink_to(name)
+    os.replace(made, place / CURRENT)
+    sync_folder(place)
+
+
+def _retain(place: Path, keep: int) -> None:
+    """Files that a server has open stay its own until it closes them."""
+    for version in _versions(place)[:-keep]:
+        if version != current(place):
+            shutil.rmtree(place / str(version), ignore_errors=True)
+
+
+def _versions(place: Path) -> list[Version]:
+    """That are whole here, oldest first; what is named otherwise is somebody else's."""
+    found = []
+    for path in place.glob(f"*/{_MARK}"):
+        try:
+            found.append(Version.parse(path.parent.name))
+        except RecordError:
+            continue
+    return sorted(one for one in found if not (place / str(one)).is_symlink())
+
+
+def _is_here(folder: Path, record: Record) -> bool:
+    """Raises BucketUnfitError where the folder has other content under this name: a server may be reading it."""
+    found = _record_in(folder)
+    if found is not None and content_digest(found.manifest) != content_digest(record.manifest):
+        raise BucketUnfitError(f"{folder} was pulled from another run; pull into another folder")
+    return found is not None
+
+
+def _record_in(folder: Path) -> Record | None:
+    """What was pulled into it; None: nothing whole."""
+    try:
+        return decode((folder / _MARK).read_bytes(), Record)
+    except (OSError, CodecError, ManifestError):
+        return None
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    descriptor = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UpdateRefusedError(f"another process pulls into {place}; end it, or choose another folder") from error
+        yield
+    finally:
+        os.close(descriptor)
