@@ -59,14 +59,7 @@ class MachineSupervisor:
         self._on_started = on_started
         self._endpoint = Endpoint.of(config.bus, config.bus.url)
         self.folder = RunFolder(config.run.folder_on(machine))
-        self._place = Place(
-            config=config,
-            folder=self.folder,
-            stop=stop,
-            machine=machine,
-            address=towards(config.bus.url),
-            command_for=command_for,
-        )
+        self._command_for = command_for
 
     async def run(self) -> None:
         """Returns when the run is finished.
@@ -74,6 +67,7 @@ class MachineSupervisor:
         Raises RunHeldError, RunDiffersError, HeadAbsentError, MachineRefusedError, MachineHeldError, StartModelError,
         ActorFailedError, HeadEndedError, InterruptedRunError, or an error of the bus or the configuration.
         """
+        self._address = await asyncio.to_thread(towards, self._endpoint.url)
         with RunLock(self.folder.path):
             run_folder.refuse_unusable(self.folder, self._config)
             run_folder.prepare(self.folder, self._config, blobs=False)
@@ -98,8 +92,7 @@ class MachineSupervisor:
             self._say(f"run {self._config.run.name} is finished: nothing is started")
             await end_actors(self.folder, self._config.supervisor.drain_timeout_s)
             return
-        assert self._place.address is not None
-        await asyncio.to_thread(membership.refuse_unlike, head, self._place.address)
+        await asyncio.to_thread(membership.refuse_unlike, head, self._address)
         lease = MachineLease(bus, publisher, self._machine)
         async with lease.held():
             run_folder.write_endpoint(self.folder, self._endpoint)
@@ -116,7 +109,15 @@ class MachineSupervisor:
         return await self._stop.guard(membership.unless_over(fetching))
 
     async def _work(self, bus: Bus, publisher: Publisher, membership: Membership, lease: MachineLease) -> None:
-        part = await Part.of(self._place, bus, publisher)
+        place = Place(
+            config=self._config,
+            folder=self.folder,
+            stop=self._stop,
+            machine=self._machine,
+            address=self._address,
+            command_for=self._command_for,
+        )
+        part = await Part.of(place, bus, publisher)
         period_s, me = self._config.supervisor.heartbeat_s, supervisor_on(self._machine)
         verbs = supervisor_verbs(self._config, self.folder, self._stop)
         async with (
@@ -127,7 +128,7 @@ class MachineSupervisor:
             await part.work(membership.over, {"lease": lease.keep}, self._on_started, _said)
 
     def _facts(self) -> Mapping[str, Any]:
-        return {"machine": self._machine, "address": self._place.address, "folder": str(self.folder.path)}
+        return {"machine": self._machine, "address": self._address, "folder": str(self.folder.path)}
 
     def _say(self, text: str) -> None:
         _log.info("%s (%s)", text, socket.gethostname())

@@ -67,14 +67,6 @@ class Supervisor:
         self._command_for = command_for
         self._on_started = on_started
         self.folder = RunFolder(config.run.folder)
-        url = config.bus.url
-        self._place = Place(
-            config=config,
-            folder=self.folder,
-            stop=stop,
-            address=towards(url) if config.machines and url is not None else None,
-            command_for=command_for,
-        )
 
     async def run(self) -> Summary:
         """The summary of the finished run.
@@ -82,6 +74,7 @@ class Supervisor:
         Raises RunHeldError, RunDiffersError, RunFinishedError, ActorFailedError, StartModelError, InterruptedRunError,
         or an error of the bus or the configuration.
         """
+        self._place = await asyncio.to_thread(self._placed)
         with RunLock(self.folder.path):
             run_folder.refuse_unusable(self.folder, self._config)
             run_folder.prepare(self.folder, self._config)
@@ -96,6 +89,14 @@ class Supervisor:
             finally:
                 await keeper.stop()
                 await asyncio.to_thread(SharedArea.remove_of_run, self.folder.path)
+
+    def _placed(self) -> Place:
+        """Asks for the address of a name, so: blocking."""
+        url = self._config.bus.url if self._config.machines else None
+        address = None if url is None else towards(url)
+        return Place(
+            config=self._config, folder=self.folder, stop=self._stop, address=address, command_for=self._command_for
+        )
 
     async def _train(self, config: RootConfig) -> Path:
         """The run that makes the start model: a supervisor, a bus and actors of its own, before ours start."""
