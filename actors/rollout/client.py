@@ -6,11 +6,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
+import aiohttp
+
 from physarum.actors.context import Context
+from physarum.actors.engine.opening import opening
 from physarum.actors.policy_engines import evaluation_group, policy_group
 from physarum.actors.rollout.choices import engine_choices
 from physarum.actors.rollout.router import PresenceRouter
 from physarum.agents.client import EngineClient, open_session
+from physarum.agents.engine_key import keyed
 from physarum.agents.fleet.breaker import BreakerPolicy
 from physarum.agents.fleet.choice import ChoiceRules
 from physarum.agents.retries import RetryPolicy
@@ -47,7 +51,7 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
     fronts = Roster(context.bus, "router", on_change=notify)
     groups = [policy_group(context.config), evaluation_group(context.config)]
     routers += [_router(context, group, engines, workers, fronts) for group in dict.fromkeys(groups)]
-    async with engines.open(), workers.open(), fronts.open(), open_session() as session:
+    async with engines.open(), workers.open(), fronts.open(), open_session(_keys(context)) as session:
         training = EngineClient(
             session,
             routers[0],
@@ -60,6 +64,13 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
         )
         evaluating = training if len(routers) == 1 else training.through(routers[-1])
         yield Clients(training, evaluating, routers[0], routers[-1])
+
+
+def _keys(context: Context) -> list[aiohttp.ClientMiddlewareType]:
+    """What requests to engines of other machines carry; servers at a `url` are somebody else's."""
+    own = opening(context)
+    strangers = [str(url) for group in context.config.engines.values() for url in group.url or ()]
+    return [] if own is None else [keyed(own.key, strangers)]
 
 
 def _router(context: Context, group: str, engines: Roster, workers: Roster, fronts: Roster) -> PresenceRouter:
