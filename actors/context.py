@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 import psutil
 
+from physarum.actors.address import own_address
 from physarum.bus import metrics, names
 from physarum.bus.blob_access import Blobs
 from physarum.bus.blobs import BlobStore
@@ -19,7 +20,11 @@ from physarum.bus.endpoint import Endpoint
 from physarum.bus.names import StreamKey
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
+from physarum.configs.blobs import BlobsConfig
+from physarum.configs.machines import HEAD
+from physarum.configs.placement import machine_of
 from physarum.configs.root import RootConfig
+from physarum.configs.run import AT
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -54,6 +59,11 @@ class RunFolder(msgspec.Struct, frozen=True):
     def own(self) -> Path:
         """Where the policy's own files are."""
         return self.path / "policies" / self.policy if self.policy else self.path
+
+    @property
+    def run(self) -> str:
+        """The run's name; a folder of one machine's part carries that machine's behind it."""
+        return self.path.name.partition(AT)[0]
 
     @property
     def config(self) -> Path:
@@ -160,11 +170,12 @@ class Context:
         # Heartbeats have a window of their own: work that waits for a full stream must not silence the actor.
         self.heartbeat_publisher = Publisher(bus)
         self.host = socket.gethostname()
+        self.address = own_address()
         self.started_at = psutil.Process().create_time()
         self.claims = ClaimBook(bus, self.heartbeat_publisher, identity.role, identity.instance, self.started_at)
         cache = folder.path / "blob_cache" / identity.instance
         token_env = config.checkpoint.token_env
-        self.blobs = Blobs(bus, folder.path / "blobs", cache, config.blobs, token_env, self.host)
+        self.blobs = Blobs(bus, folder.path / "blobs", cache, _blobs(config, identity), token_env, self.host)
         self.draining = asyncio.Event()
         self.paused = False
         self.resumed = asyncio.Event()
@@ -187,3 +198,10 @@ class Context:
     async def emit(self, kind: str, values: dict[str, object]) -> None:
         """Publishes a metric of this actor."""
         await metrics.emit(self.bus, self.identity.role, self.identity.instance, kind, values)
+
+
+def _blobs(config: RootConfig, identity: Identity) -> BlobsConfig:
+    """Only the head of several machines has stores."""
+    if machine_of(config, identity.role, identity.instance) == HEAD:
+        return config.blobs
+    return config.blobs.model_copy(update={"access": "http"})

@@ -56,7 +56,7 @@ async def run_actor(identity: Identity, folder: RunFolder) -> None:
 def main(arguments: list[str]) -> int:
     """Returns the exit status; the log's last lines name what ended the actor."""
     folder, role, instance = arguments
-    identity = Identity(Path(folder).name, role, instance)
+    identity = Identity(RunFolder(Path(folder)).run, role, instance)
     configure_logging(identity)
     try:
         uvloop.run(run_actor(identity, RunFolder(Path(folder))))

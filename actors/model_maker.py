@@ -41,7 +41,7 @@ _RUN_NAME_LENGTH: Final = 32
 class StartModel(msgspec.Struct, frozen=True):
     """`start_model.json`: where the model came from. `seconds` is null where nothing was made."""
 
-    origin: Literal["path", "hub", "factory", "made_by"]
+    origin: Literal["path", "hub", "factory", "made_by", "head"]
     folder: str
     seconds: float | None = None
     cached: bool = False
@@ -74,11 +74,16 @@ async def link_start_model(
             f"the start model ({made.origin}) has no config.json in {made.folder}; expected a Hugging Face folder."
             f" Remedy: correct {dotted((*config.under, 'model', made.origin))}, or what it names"
         )
+    return link(folder, made)
+
+
+def link(folder: RunFolder, made: StartModel) -> StartModel:
+    """Has `start_model` lead to a model, and records where that came from."""
     aside = folder.own / ".start_model.new"
     aside.unlink(missing_ok=True)
     aside.symlink_to(made.folder, target_is_directory=True)
     os.replace(aside, folder.start_model)
-    write_atomic(record, msgspec.json.encode(made))
+    write_atomic(folder.start_model_record, msgspec.json.encode(made))
     return made
 
 

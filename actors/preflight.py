@@ -17,7 +17,9 @@ from physarum.agents.rewards.sandbox import REMEDY as SANDBOX_REMEDY
 from physarum.agents.rewards.sandbox import missing_programs
 from physarum.configs.checks import check as check_config
 from physarum.configs.errors import Problem, Severity
+from physarum.configs.machines import HEAD
 from physarum.configs.origin import KeyPath, display_path
+from physarum.configs.placement import local_slots, reduced
 from physarum.configs.reward_rules import given_options
 from physarum.configs.reward_types import LIBRARIES, CodeReward
 from physarum.configs.root import RootConfig
@@ -28,10 +30,13 @@ from physarum.weightsync.quantisation.plan import Quantisation
 from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, fitting
 
 
-def check(config: RootConfig) -> list[Problem]:
-    """Every problem of a run about to start on this host, errors first."""
-    known = (_quantisation, _mirror, _transports, _carrier, _libraries, _sandbox, _routers)
-    problems = [*check_config(config), *(problem for one in known for problem in one(config))]
+def check(config: RootConfig, machine: str = HEAD) -> list[Problem]:
+    """Every problem of a run (of several machines: of one machine's part) about to start on this host, errors first."""
+    here = reduced(config, machine)
+    known = [_quantisation, _transports, _carrier, _routers]
+    known += [_mirror] if machine == HEAD else []
+    known += [_libraries, _sandbox] if not config.machines or local_slots(config, ("reward",), machine) else []
+    problems = [*check_config(config, machine), *(problem for one in known for problem in one(here))]
     return sorted(problems, key=lambda problem: problem.severity)
 
 

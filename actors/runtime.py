@@ -21,10 +21,11 @@ from typing import Any, ClassVar, Final
 from nats.micro.service import Service
 
 from physarum.actors.context import Context
+from physarum.actors.orphanhood import until_orphaned
 from physarum.actors.watchdog import Watchdog
 from physarum.bus import control
 from physarum.bus.errors import BusError
-from physarum.bus.presence import EXPIRY_S, GONE, Heartbeat, Roster, announce
+from physarum.bus.presence import EXPIRY_S, GONE, Heartbeat, announce
 
 _log = logging.getLogger(__name__)
 
@@ -218,16 +219,10 @@ class Runtime:
             self._lag_s = max(loop.time() - due, self._lag_s * 0.8)
 
     async def _watch_orphanhood(self) -> None:
-        """Drains when no supervisor has been there for `run.orphan_timeout_s`: nobody would ever stop us."""
-        limit_s = self._context.config.run.orphan_timeout_s
-        async with Roster(self._context.bus, "supervisor").open() as supervisors:
-            while True:
-                if supervisors.members:
-                    await supervisors.wait_change(limit_s)
-                elif not await supervisors.wait_change(limit_s):
-                    _log.error("no supervisor for %g s (run.orphan_timeout_s): draining", limit_s)
-                    self.drain()
-                    return
+        """Drains when nobody would ever stop us."""
+        reason = await until_orphaned(self._context)
+        _log.error("%s: draining", reason)
+        self.drain()
 
     async def _goodbye(self, service: Service) -> None:
         await self._beat(GONE)

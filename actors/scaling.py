@@ -14,6 +14,7 @@ from physarum.actors.engine.nodes import ROLE as NODE
 from physarum.actors.roles import instances, nodes_of
 from physarum.actors.states import Scaled
 from physarum.actors.tools.errors import RunUnfitError
+from physarum.configs.placement import machine_of
 from physarum.configs.root import RootConfig
 from physarum.configs.suggest import nearest
 
@@ -56,8 +57,13 @@ def wanted(config: RootConfig, scaled: Scaled | None) -> dict[str, Numbers]:
     return {name: tuple(asked.get(name, numbers)) for name, numbers in groups(config).items()}
 
 
-def members(config: RootConfig, scaled: Scaled | None) -> list[tuple[str, str]]:
-    """Every (role, instance) of the run as it should be now, in start order."""
+def is_on(config: RootConfig, role: str, instance: str, machine: str) -> bool:
+    """Whether an actor is a machine's; of a run on one machine all are the head's."""
+    return machine_of(config, role, instance) == machine
+
+
+def members(config: RootConfig, scaled: Scaled | None, machine: str | None = None) -> list[tuple[str, str]]:
+    """Every (role, instance) of the run (of one machine) as it should be now, in start order."""
     scalable = groups(config)
     fixed = [one for one in instances(config) if one[0] != NODE and one[1].rpartition("-")[0] not in scalable]
     free: list[tuple[str, str]] = []
@@ -65,7 +71,7 @@ def members(config: RootConfig, scaled: Scaled | None) -> list[tuple[str, str]]:
         free += [(role_of(name), f"{name}-{number}") for number in numbers]
         if role_of(name) == "engine":
             free += nodes_of(config, name, numbers)
-    return fixed + free
+    return [one for one in fixed + free if machine is None or is_on(config, *one, machine)]
 
 
 def parse(text: str) -> Change:

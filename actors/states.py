@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -30,6 +30,9 @@ HOLD: Final = "hold"
 SCALE: Final = "scale"
 SAMPLING: Final = "sampling"
 FLOOR: Final = "floor"
+ASSEMBLY: Final = "assembly"
+
+Phase: TypeAlias = Literal["open", "finished", "stopped", "failed"]
 
 
 class TrainerReady(msgspec.Struct, frozen=True):
@@ -82,6 +85,21 @@ class Scaled(msgspec.Struct, frozen=True):
     """The numbers of the instances that groups of actors should have (scaling.py); others are as configured."""
 
     groups: dict[str, list[int]]
+    at: float
+
+
+class Assembly(msgspec.Struct, frozen=True, kw_only=True):
+    """The head's word to the other machines of its run (supervisor/assembly.py). `configuration`: what must be the same there
+    (configs/portable.py); `sources`: the digest of each hook's Python files; `layout`: of run folders and streams; `address`:
+    at which the head is reached."""
+
+    phase: Phase
+    reason: str
+    layout: str
+    configuration: dict[str, Any]
+    sources: dict[str, str]
+    host: str
+    address: str
     at: float
 
 

@@ -21,7 +21,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -90,9 +90,10 @@ def _arrived(error: Exception) -> bool:
     return not isinstance(cause or error, aiohttp.ClientConnectorError)
 
 
-def open_session() -> aiohttp.ClientSession:
+def open_session(middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()) -> aiohttp.ClientSession:
     """A session for many concurrent requests: no connection limit (slots bound them), short keep-alive."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S))
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S)
+    return aiohttp.ClientSession(connector=connector, middlewares=middlewares)
 
 
 def version_at_submission(ref: EngineRef, label: str, submitted_at: float, answered_at: float) -> str:

@@ -1,7 +1,7 @@
 """Accelerators: how many a host has, and which group of a run holds which.
 
 Invariant: a device belongs to at most one group (unless `run.share_gpus` lets groups list the same one), and a group gets
-exactly what it asks for or the run is refused.
+exactly what it asks for or the run is refused. Of several machines each that has some of a group gives it `gpus` devices.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import subprocess
 from dataclasses import dataclass
 
 from physarum.configs.errors import ConfigError, Problem, Severity
+from physarum.configs.machines import HEAD
 from physarum.configs.origin import KeyPath, dotted
+from physarum.configs.placement import ENGINES, Slot, local_slots
 from physarum.configs.root import RootConfig
 
 _DETECTION_TIMEOUT_S = 10.0
@@ -45,23 +47,36 @@ class PresentDevices:
         return str(index) if self.names is None else self.names[index]
 
 
-def device_groups(config: RootConfig) -> dict[KeyPath, DeviceGroup]:
-    """Every group that may hold devices, by the key path of its section. External engines hold none of ours."""
-    groups: dict[KeyPath, DeviceGroup] = {
-        ("trainer",): DeviceGroup(config.trainer.gpus, config.trainer.ranks, config.trainer.env),
-        ("rollout",): DeviceGroup(config.rollout.gpus, config.rollout.count, config.rollout.env),
-        ("reward",): DeviceGroup(config.reward.gpus, config.reward.count, config.reward.env),
-    }
-    for name, policy in config.policies.items():
-        trainer = policy.trainer
-        groups["policies", name, "trainer"] = DeviceGroup(trainer.gpus, trainer.ranks, trainer.env)
+def device_groups(config: RootConfig, machine: str | None = None) -> dict[KeyPath, DeviceGroup]:
+    """Every group that may hold devices, by the key path of its section. External engines hold none of ours. `machine`: those
+    with processes there, and how many (None: the run's only machine)."""
+    groups: dict[KeyPath, DeviceGroup] = {}
+    if machine in (None, HEAD):
+        for view in config.views():
+            trainer = view.trainer
+            groups[*view.under, "trainer"] = DeviceGroup(trainer.gpus, trainer.ranks, trainer.env)
+    for key, one in ((("rollout",), config.rollout), (("reward",), config.reward)):
+        here = len(local_slots(config, key, machine))
+        if here or machine is None:
+            groups[key] = DeviceGroup(one.gpus, here, one.env)
     for name, engine in config.engines.items():
+        here = len(local_slots(config, (ENGINES, name), machine))
+        if engine.url is not None or (not here and machine is not None):
+            continue
+        if not engine.servers:
+            groups[ENGINES, name] = DeviceGroup(engine.gpus, here, engine.env)
         for index, part in enumerate(engine.servers):
-            env = {**engine.env, **part.env}
-            groups["engines", name, "servers", index] = DeviceGroup(part.gpus, part.started * part.nodes, env)
-        if engine.url is None and not engine.servers:
-            groups["engines", name] = DeviceGroup(engine.gpus, engine.count * engine.nodes, engine.env)
+            count = len(local_part(config, name, index, machine))
+            if count or machine is None or not part.started:
+                env = {**engine.env, **part.env}
+                groups[ENGINES, name, "servers", index] = DeviceGroup(part.gpus, count, env)
     return groups
+
+
+def local_part(config: RootConfig, group: str, part: int, machine: str | None) -> list[Slot]:
+    """The processes of one part of a group of engines on one machine."""
+    found = local_slots(config, (ENGINES, group), machine)
+    return [slot for slot in found if config.engines[group].place(slot.number).part == part]
 
 
 def present_devices() -> PresentDevices:
@@ -93,13 +108,15 @@ def _chosen(names: str, count: int) -> PresentDevices:
     return PresentDevices(len(kept), f"CUDA_VISIBLE_DEVICES={names}, of {count}", tuple(kept))
 
 
-def assign_devices(config: RootConfig, present: PresentDevices) -> dict[str, tuple[int, ...]]:
-    """The device indices of each group (`trainer`, `engines.policy`) that asks for any.
+def assign_devices(
+    config: RootConfig, present: PresentDevices, machine: str | None = None
+) -> dict[str, tuple[int, ...]]:
+    """The device indices of each group (`trainer`, `engines.policy`) that asks for any on this machine.
 
     Listed indices are given first, counts then take the lowest free ones. Raises ConfigError when there are too few
     devices, a listed index does not exist, or two groups list the same one.
     """
-    groups = {key: group for key, group in device_groups(config).items() if group.amount}
+    groups = {key: group for key, group in device_groups(config, machine).items() if group.amount}
     if problems := [*_too_many(config, groups, present), *_bad_indices(config, groups, present)]:
         raise ConfigError(problems)
     listed = {index for group in groups.values() if isinstance(group.gpus, tuple) for index in group.gpus}

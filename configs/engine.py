@@ -174,6 +174,10 @@ class EngineConfig(Section):
         """What server `number` is."""
         return self.parts[self.place(number).part]
 
+    def nodes_of(self, number: int) -> int:
+        """Processes of server `number`; one at a `url` has one, which is not ours."""
+        return self.part_of(number).nodes if self.url is None else 1
+
     def of_server(self, number: int) -> EngineConfig:
         """The same group with the arguments and variables of one of its servers."""
         part = self.part_of(number)

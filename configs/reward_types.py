@@ -166,6 +166,8 @@ class ServedReward(BackendReward):
     """A group of `engines:` of this run; requests go to its ready engines, wherever they are started anew."""
     engines_file: str | None = None
     """Where the reward actor writes the addresses of `engine`; set by it."""
+    engines_token_env: VariableName | None = None
+    """The variable of the token of which the key of those engines is made, where they ask for one; set by the reward actor."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

@@ -16,6 +16,7 @@ from physarum.configs.environments import EnvironmentClass
 from physarum.configs.evaluation import EvaluationConfig
 from physarum.configs.filters import FiltersConfig
 from physarum.configs.groups import GroupsConfig
+from physarum.configs.machines import MachineConfig
 from physarum.configs.model import ModelConfig
 from physarum.configs.origin import KeyPath, Origins
 from physarum.configs.policies import PolicyConfig
@@ -34,6 +35,8 @@ class RootConfig(Section):
     """One run, every default filled in and every path absolute. Made by `loader.resolve`."""
 
     run: RunConfig
+    machines: dict[Name, MachineConfig] = Field(default_factory=dict)
+    """Empty: one machine runs everything."""
     bus: BusConfig = BusConfig()
     model: ModelConfig
     source: SourceConfig

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
+from physarum.configs.machines import HEAD
 from physarum.configs.types import Name, Natural, Seconds, Section
+
+AT: Final = "@"
+"""Between a run's name and a machine's: neither may hold it."""
 
 
 class RunConfig(Section):
@@ -22,3 +27,7 @@ class RunConfig(Section):
     def folder(self) -> Path:
         """The run's own folder."""
         return self.root / self.name
+
+    def folder_on(self, machine: str | None) -> Path:
+        """That of one machine's part: beside the run's own folder, which is the head's, so that machines may share a root."""
+        return self.folder if machine in (None, HEAD) else self.root / f"{self.name}{AT}{machine}"

@@ -22,7 +22,7 @@ _SECRET: Final = "secrets never stand on a command line, where every user of the
 RESERVED: Final[Mapping[str, str]] = {
     "model-path": "set model: (or engines.<group>.model) instead",
     "model": "set model: (or engines.<group>.model) instead",
-    "host": "an engine that physarum starts listens on loopback; for one elsewhere set engines.<group>.url",
+    "host": "one that physarum starts listens on loopback, of several machines on all; for another set engines.<group>.url",
     "port": "a free port is reserved at start; for an engine elsewhere set engines.<group>.url",
     "weight-version": "it carries the version label, by which tokens are accounted",
     "served-model-name": "it is replaced at every weight update and means nothing here",

@@ -17,5 +17,7 @@ class SupervisorConfig(Section):
     heartbeat_limit_s: Seconds = 10.0
     """An actor silent for this long is taken for dead."""
     drain_timeout_s: Seconds = 30.0
+    join_timeout_s: Seconds = 1800.0
+    """A machine that is not the head waits this long for the bus, and for the head to open the run."""
     log_bytes: Bytes = 64 << 20
     """A log in `logs/` that grows above it becomes `NAME.log.1`; the one before it goes."""

@@ -18,6 +18,7 @@ from physarum.actors.tools.hf_export import export_hf
 from physarum.configs.errors import ConfigError, Problem, Severity
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import Override, parse_command_line
+from physarum.configs.root import RootConfig
 
 _EVALUATING: Final = (
     Override(("trainer", "record_only"), True),
@@ -47,12 +48,19 @@ def evaluate(
     with exits.reported(verbose):
         words = parse_command_line(settings or [])
         found = resolve(config, [*words, *_EVALUATING])
+        if found.machines:
+            raise ConfigError([_several(found)])
         named = any(word.key == ("run", "name") for word in words)
         name = found.run.name if named else f"{found.run.name}-eval"
         chosen = _model(model, run, checkpoint, root, found.run.root / name)
         further = [] if chosen is None else [Override(("model", "path"), str(chosen))]
         made = resolve(config, [*words, *_EVALUATING, Override(("run", "name"), name), *further])
         refuse_open(run_to_end(made, as_json, verbose)["account"])
+
+
+def _several(config: RootConfig) -> Problem:
+    where, remedy = config.origins.where(("machines",)), "name a file without them, which the run's may extend"
+    return Problem(Severity.ERROR, where, "`machines`, of which an evaluation starts none", "one machine", remedy)
 
 
 def _model(model: Path | None, run: str | None, checkpoint: str | None, root: Path, place: Path) -> Path | None:

@@ -17,7 +17,10 @@ import typer
 from physarum.actors.errors import ActorError
 from physarum.actors.supervisor.errors import (
     DiskFullError,
+    HeadAbsentError,
     InterruptedRunError,
+    MachineHeldError,
+    MachineRefusedError,
     NotRunningError,
     RunDiffersError,
     RunHeldError,
@@ -75,8 +78,10 @@ def status_of(error: BaseException) -> int:
     match error:
         case InterruptedRunError():
             return INTERRUPTED
-        case NotRunningError():
+        case NotRunningError() | HeadAbsentError():
             return NOT_RUNNING
+        case MachineHeldError() | MachineRefusedError():
+            return USAGE
         case RunHeldError() | RunDiffersError() | RunUnfinishedError() | VersionError():
             return USAGE
         case PhysarumConfigError() | RunUnfitError() | BadLinesError():

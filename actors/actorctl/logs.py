@@ -34,6 +34,11 @@ def log_files(folder: RunFolder, instance: str | None) -> list[Path]:
     return found
 
 
+def is_here(folder: RunFolder, instance: str | None) -> bool:
+    """Whether this machine has the log (some logs, without an instance)."""
+    return any(instance in (None, path.stem) for path in folder.logs.glob("*.log"))
+
+
 def read(paths: list[Path], count: int, follow: bool) -> Iterator[Line]:
     """The last `count` lines of each file, then (`follow`) every new one, also across rotation; by the `tail` program."""
     command = ["tail", "-v", "-n", str(count), *(["-F"] if follow else []), *map(str, paths)]

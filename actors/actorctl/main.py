@@ -30,10 +30,13 @@ from physarum.actors.actorctl.import_ import import_file
 from physarum.actors.actorctl.import_slime import import_slime
 from physarum.actors.actorctl.ledger import refuse_open
 from physarum.actors.actorctl.ledger_text import sample_text, step_text, version_text
+from physarum.actors.actorctl.logs_elsewhere import elsewhere
+from physarum.actors.actorctl.machine import chosen, run_part
 from physarum.actors.actorctl.options import (
     SETTINGS,
     Config,
     Json,
+    Machine,
     Policy,
     Root,
     Settings,
@@ -52,6 +55,7 @@ from physarum.actors.argument_check import run_check
 from physarum.actors.preflight import check as check_config
 from physarum.configs.errors import errors_in
 from physarum.configs.loader import resolve
+from physarum.configs.machines import HEAD
 from physarum.configs.overrides import parse_command_line
 
 app = typer.Typer(
@@ -88,6 +92,7 @@ _PACKAGES: Final = ("torch", "megatron-core", "nats-py", "transformers")
 def up(
     config: Config,
     settings: Settings = None,
+    machine: Machine = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when the actors are started.")] = False,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -99,8 +104,12 @@ def up(
     """
     with exits.reported(verbose):
         found = resolve(config, parse_command_line(settings or []))
+        here = chosen(found, machine)
         if detach:
-            raise typer.Exit(up_command.check_and_detach(found, as_json))
+            raise typer.Exit(up_command.check_and_detach(found, as_json, here))
+        if here != HEAD:
+            run_part(found, here, as_json, verbose, ready_fd)
+            return
         summary = up_command.run_to_end(found, as_json, verbose, ready_fd)
         for one in (summary, *summary.get("policies", {}).values()):
             refuse_open(one["account"])
@@ -111,6 +120,10 @@ def down(
     name: Annotated[Optional[str], typer.Argument(metavar="[NAME|CONFIG]")] = None,  # noqa: UP045
     settings: Settings = None,
     now: Annotated[bool, typer.Option("--now", help="Do not drain: kill.")] = False,
+    machine: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--machine", help="End one machine's part only; the run goes on."),
+    ] = None,
     root: Root = target.RUNS,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -120,6 +133,10 @@ def down(
         folder = target.find_only(name, root, settings or [])
         if folder is None:
             say({"run": None}, "nothing is running", as_json)
+            return
+        if machine is not None and machine != HEAD:
+            uvloop.run(down_command.stop_machine(folder, machine, now))
+            say({"run": folder.run, "machine": machine}, f"machine {machine} of run {folder.run} is stopped", as_json)
             return
         stopped = uvloop.run(down_command.stop_run(folder, now))
         found = {
@@ -137,7 +154,7 @@ def ps(
 ) -> None:
     """List a run's actors: role, instance, pid, state, uptime, restarts, devices, event-loop lag, numbers."""
     with exits.reported(verbose):
-        state = uvloop.run(ps_command.look(target.find(name, root, settings or [])))
+        state = uvloop.run(ps_command.look(target.find_part(name, root, settings or [])))
         if as_json:
             print_json(state)
         else:
@@ -154,9 +171,17 @@ def logs(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show the last lines of the actors' logs. With --json one object {instance, text} on each line."""
+    """Show the last lines of the actors' logs, of this machine or of one actor of any. With --json one object {instance, text}
+    on each line."""
     with exits.reported(verbose):
-        files = logs_command.log_files(target.find(name, root), instance)
+        folder = target.find_part(name, root)
+        if not logs_command.is_here(folder, instance) and target.recorded_config(folder).machines:
+            if follow:
+                raise typer.BadParameter(f"--follow reads a file: run it on the machine of {instance} (actorctl ps)")
+            found = uvloop.run(elsewhere(folder, instance, lines))
+            logs_command.show(found, as_json, prefixed=False)
+            return
+        files = logs_command.log_files(folder, instance)
         logs_command.show(logs_command.read(files, lines, follow), as_json, prefixed=instance is None)
 
 
@@ -164,6 +189,7 @@ def logs(
 def check(
     config: Config,
     settings: Settings = None,
+    machine: Machine = None,
     arguments: Annotated[
         bool, typer.Option("--arguments", help="Ask the installed SGLang which arguments it takes: seconds.")
     ] = False,
@@ -173,7 +199,7 @@ def check(
     """Validate a configuration, its hooks, files, ports, devices and disk, without starting anything."""
     with exits.reported(verbose):
         found = resolve(config, parse_command_line(settings or []))
-        problems = [*check_config(found), *(run_check(found) if arguments else ())]
+        problems = [*check_config(found, chosen(found, machine)), *(run_check(found) if arguments else ())]
         fields = ("severity", "where", "found", "expected", "remedy")
         rows = [{name: str(getattr(problem, name)) for name in fields} for problem in problems]
         if as_json:

@@ -22,6 +22,10 @@ Settings = Annotated[
     ),
 ]
 Target = Annotated[str, typer.Argument(metavar="NAME|CONFIG", help="A run's name, or its configuration.")]
+Machine = Annotated[
+    Optional[str],  # noqa: UP045  # typer reads the annotation at run time
+    typer.Option("--machine", help="Which one of `machines:` this host is (PHYSARUM_MACHINE); none: the head."),
+]
 Root = Annotated[Path, typer.Option("--root", help="Where run folders lie, for a NAME.")]
 Policy = Annotated[
     Optional[str],  # noqa: UP045

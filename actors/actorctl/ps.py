@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from physarum.actors.actorctl.target import recorded_endpoint
+from physarum.actors.actorctl.target import recorded_config, recorded_endpoint
 from physarum.actors.context import RunFolder
+from physarum.actors.display.machines import machine_rows, machines_text
 from physarum.actors.display.text import STATE_STYLES, duration, facts
 from physarum.actors.display.view import ActorRow, actor_rows
 from physarum.actors.supervisor.errors import NotRunningError
@@ -19,40 +20,57 @@ from physarum.actors.supervisor.run_lock import holder
 from physarum.bus.connection import Bus
 from physarum.bus.errors import BusError
 from physarum.bus.presence import Heartbeat, Roster
+from physarum.configs.placement import machine_of
+from physarum.configs.root import RootConfig
 
 _CONNECT_S = 5.0
 
 
 async def look(folder: RunFolder) -> dict[str, Any]:
     """The state of a run as plain values. Raises NotRunningError when nothing of it is there."""
-    found = holder(folder.path)
+    found, config = holder(folder.path), recorded_config(folder)
     # Under a supervisor a process that has ended is about to be started again; without one it is just gone.
     records = [record for record in read_records(folder.actors) if record.alive or found is not None]
-    if found is None and not records:
-        raise NotRunningError(f"run {folder.path.name} is not running; start it with `actorctl up`")
-    heartbeats, bus_error = await _heartbeats(folder)
+    nothing_here = found is None and not records
+    heartbeats, bus_error = ([], "") if nothing_here and not config.machines else await _heartbeats(folder)
+    if nothing_here and not heartbeats:
+        raise NotRunningError(f"run {folder.run} is not running; start it with `actorctl up`")
     now = time.time()
+    actors = [_plain(row, now) for row in actor_rows(records, heartbeats)]
+    if config.machines:
+        here = {record.instance for record in records}
+        actors = [_placed(actor, config, actor["instance"] in here) for actor in actors]
     return {
-        "run": folder.path.name,
+        "run": folder.run,
         "supervisor": None if found is None else found.pid,
         "bus": bus_error or "up",
-        "actors": [_plain(row, now) for row in actor_rows(records, heartbeats)],
+        "machines": machine_rows(config, heartbeats),
+        "actors": actors,
     }
 
 
 def show(state: dict[str, Any], console: Console) -> None:
     supervisor = state["supervisor"]
     by = (
-        "no supervisor (it was killed; `actorctl up` adopts the actors)"
+        (
+            "no supervisor here"
+            if state["machines"]
+            else "no supervisor (it was killed; `actorctl up` adopts the actors)"
+        )
         if supervisor is None
         else f"supervisor {supervisor}"
     )
     console.print(f"run {state['run']}: {by}, bus {state['bus']}", markup=False, highlight=False, soft_wrap=True)
+    if state["machines"]:
+        text = f"machines {machines_text(state['machines'])}"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="dim")
+    if state["machines"]:
+        table.add_column("machine", no_wrap=True)
     for name in ("role", "instance", "pid", "state", "up", "restarts", "gpus", "lag", "numbers"):
         table.add_column(name, no_wrap=True)
     for actor in state["actors"]:
-        table.add_row(*_cells(actor))
+        table.add_row(*([actor["machine"]] if state["machines"] else []), *_cells(actor))
     console.print(table)
 
 
@@ -64,11 +82,17 @@ def _cells(actor: dict[str, Any]) -> tuple[str | Text, ...]:
         str(actor["pid"]),
         Text(actor["state"], style=STATE_STYLES.get(actor["state"], "")),
         duration(actor["uptime_s"]),
-        str(actor["restarts"]),
+        "-" if actor["restarts"] is None else str(actor["restarts"]),
         ",".join(map(str, actor["gpus"])) or "-",
         "-" if lag_s is None else f"{1000 * lag_s:.0f} ms",
         facts(actor["numbers"]),
     )
+
+
+def _placed(actor: dict[str, Any], config: RootConfig, here: bool) -> dict[str, Any]:
+    """With its machine; how often another machine started an actor, and on which devices, is not told here."""
+    machine = machine_of(config, actor["role"], actor["instance"])
+    return {**actor, "machine": machine, "restarts": actor["restarts"] if here else None}
 
 
 def _plain(row: ActorRow, now: float) -> dict[str, Any]:
@@ -88,7 +112,7 @@ def _plain(row: ActorRow, now: float) -> dict[str, Any]:
 async def _heartbeats(folder: RunFolder) -> tuple[list[Heartbeat], str]:
     """What the bus knows, or why it cannot be asked: the processes are shown all the same."""
     try:
-        bus = await Bus.connect(recorded_endpoint(folder), folder.path.name, "ps", _CONNECT_S)
+        bus = await Bus.connect(recorded_endpoint(folder), folder.run, "ps", _CONNECT_S)
     except (BusError, NotRunningError) as error:
         return [], f"unreachable: {error}"
     try:

@@ -31,7 +31,7 @@ def sampling(
 ) -> None:
     """Look up or change the sampling parameters of a run's training requests. The next request of every worker has them."""
     with exits.reported(verbose):
-        found = uvloop.run(_done(target.find(name, root), changes or [], reset))
+        found = uvloop.run(_done(target.find_part(name, root), changes or [], reset))
         if as_json:
             print_json(found)
             return

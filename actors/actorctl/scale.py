@@ -55,7 +55,7 @@ def _shown(
     name: str, root: Any, as_json: bool, verbose: bool, work: Callable[[OpenRun], Awaitable[dict[str, Any]]]
 ) -> None:
     with exits.reported(verbose):
-        found = uvloop.run(_done(target.find(name, root), work))
+        found = uvloop.run(_done(target.find_part(name, root), work))
         if as_json:
             print_json(found)
             return

@@ -33,6 +33,7 @@ from physarum.actors.supervisor.run_lock import held_message, holder
 from physarum.actors.supervisor.stop import StopRequest
 from physarum.actors.supervisor.supervisor import Supervisor
 from physarum.configs.errors import ConfigError, errors_in
+from physarum.configs.machines import HEAD
 from physarum.configs.root import RootConfig
 
 _LOG_FORMAT: Final = "%(asctime)s supervisor %(levelname)s %(name)s: %(message)s"
@@ -56,24 +57,24 @@ def screen(as_json: bool) -> Screen:
     return Screen(console, lambda config: PlainLines(stream, config), LineReporter(stream))
 
 
-def refuse_bad(config: RootConfig, console: Console) -> None:
+def refuse_bad(config: RootConfig, console: Console, machine: str = HEAD) -> None:
     """Shows warnings; raises ConfigError with everything that is known to be wrong before a process starts.
 
     A run whose actors or bus are still there (they are adopted) was checked when it started, and holds its own ports.
     """
-    folder = RunFolder(config.run.folder)
+    folder = RunFolder(config.run.folder_on(machine))
     if is_live(folder) or embedded_server(config, folder).running() is not None:
         return
-    problems = check(config)
+    problems = check(config, machine)
     if errors := errors_in(problems):
         raise ConfigError(errors)
     for problem in problems:
         console.print(f"{problem.severity}: {problem}", markup=False, highlight=False, soft_wrap=True)
 
 
-def refuse_taken(config: RootConfig) -> None:
+def refuse_taken(config: RootConfig, machine: str = HEAD) -> None:
     """Raises before the checks (whose ports the run itself may hold) what the supervisor would raise after them."""
-    folder = RunFolder(config.run.folder)
+    folder = RunFolder(config.run.folder_on(machine))
     if holder(folder.path) is not None:
         raise RunHeldError(held_message(folder.path))
     run_folder.refuse_unusable(folder, config)
@@ -128,23 +129,23 @@ def announce_ready(handle: int | None) -> Callable[[], None]:
     return ready
 
 
-def check_and_detach(config: RootConfig, as_json: bool) -> int:
+def check_and_detach(config: RootConfig, as_json: bool, machine: str = HEAD) -> int:
     """What is wrong is said before a process of its own is started; 0 also for a run that is finished already."""
     try:
-        refuse_taken(config)
+        refuse_taken(config, machine)
     except RunFinishedError as error:
         show_summary(config.run.name, finished_summary(config, error), screen(as_json), as_json)
         return 0
-    refuse_bad(config, screen(as_json).console)
-    return detach(config)
+    refuse_bad(config, screen(as_json).console, machine)
+    return detach(config, machine=machine)
 
 
-def detach(config: RootConfig, command: Sequence[str] = ()) -> int:
+def detach(config: RootConfig, command: Sequence[str] = (), machine: str = HEAD) -> int:
     """Starts the same command without --detach in a session of its own; returns when its actors are started.
 
     Returns 0, or the status with which it ended before; its last lines are then shown.
     """
-    folder = RunFolder(config.run.folder)
+    folder = RunFolder(config.run.folder_on(machine))
     folder.logs.mkdir(parents=True, exist_ok=True)
     output = folder.logs / "up.log"
     reader, writer = os.pipe()
@@ -162,9 +163,8 @@ def detach(config: RootConfig, command: Sequence[str] = ()) -> int:
         os.close(writer)
         # Ends by "ready", or by the end of the child: the pipe is then closed.
         if ready.readline():
-            sys.stdout.write(
-                f"run {config.run.name} is started (supervisor {child.pid}); actorctl ps {config.run.name}\n"
-            )
+            what = f"run {config.run.name}" + ("" if machine == HEAD else f" on machine {machine}")
+            sys.stdout.write(f"{what} is started (supervisor {child.pid}); actorctl ps {config.run.name}\n")
             return 0
     status = child.wait()
     sys.stderr.write(log_tail(Path(output), 40, start) + "\n")

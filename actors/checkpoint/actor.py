@@ -13,9 +13,11 @@ from typing import ClassVar, Final
 
 from aiohttp import web
 
+from physarum.actors.address import http_url
 from physarum.actors.carrying import carrier_of
 from physarum.actors.checkpoint.blob_service import BlobService
 from physarum.actors.checkpoint.mirroring import Mirroring
+from physarum.actors.checkpoint.model_service import ModelService
 from physarum.actors.checkpoint.pins import pinned
 from physarum.actors.checkpoint.sweeping import Sweeping
 from physarum.actors.errors import UnrecoverableError
@@ -76,6 +78,7 @@ class CheckpointActor(Actor):
         )
         blobs = BlobStore(self._blob_folder())
         app.add_routes(BlobService(blobs, self.config.blobs.largest_bytes).routes())
+        app.add_routes(ModelService(self.context.folder.start_model).routes())
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
@@ -83,7 +86,7 @@ class CheckpointActor(Actor):
             await self._start(site)
             port = runner.addresses[0][1]
             identity = await asyncio.to_thread(blobs.identity)
-            self.facts = {"url": f"http://{self.context.host if token else _LOOPBACK}:{port}", "store": identity}
+            self.facts = {"url": http_url(self.context.address if token else _LOOPBACK, port), "store": identity}
             self.become("ready")
             async with asyncio.TaskGroup() as group:
                 group.create_task(Sweeping(self.context, self._on_swept).run(), name="sweep blobs")

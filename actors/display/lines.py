@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Final, TextIO
 
+from physarum.actors.display.machines import machine_rows, machines_text
 from physarum.actors.display.text import step_line
 from physarum.actors.display.view import RunView
 from physarum.actors.supervisor.live import LiveRun
@@ -22,6 +23,7 @@ class PlainLines:
         self._stream = stream
         self._view = RunView(config)
         self._states: dict[str, str] = {}
+        self._machines = ""
 
     def on_metric(self, metric: Metric) -> None:
         if self._view.on_metric(metric):
@@ -40,6 +42,10 @@ class PlainLines:
                 if self._states.get(instance) != state:
                     self._write(f"{self._view.name}: {instance} is {state}")
             self._states = states
+            machines = machines_text(machine_rows(run.config, run.heartbeats()))
+            if machines != self._machines:
+                self._write(f"{self._view.name}: machines {machines}")
+            self._machines = machines
             await asyncio.sleep(_PERIOD_S)
 
     def _write(self, line: str) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from physarum.actors.display.depths import depths
+from physarum.actors.display.machines import machine_rows, machines_text
 from physarum.actors.display.text import STATE_STYLES, amount, duration, facts, number
 from physarum.actors.display.view import ActorRow, RunView, actor_rows
 from physarum.actors.supervisor.live import LiveRun
@@ -40,6 +41,7 @@ class LiveTable:
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
                 self._view.actors = actor_rows(run.records(), run.heartbeats())
+                self._view.machines = machines_text(machine_rows(run.config, run.heartbeats()))
                 self._view.depths = await depths(run.bus)
                 live.update(render(self._view, time.time(), self._began_at), refresh=True)
                 await asyncio.sleep(_PERIOD_S)
@@ -89,7 +91,8 @@ def _score(view: RunView) -> str:
 
 def _queues(view: RunView) -> RenderableType:
     shown = "   ".join(f"{name.upper()} {amount(count)}" for name, count in view.depths.items())
-    return Text(f" queues  {shown or '-'}", style="dim")
+    machines = f"\n machines  {view.machines}" if view.machines else ""
+    return Text(f" queues  {shown or '-'}{machines}", style="dim")
 
 
 def _actors(actors: list[ActorRow], now: float) -> RenderableType:

@@ -91,6 +91,8 @@ class RunView:
         self.rewards: list[float] = []
         self.actors: list[ActorRow] = []
         self.depths: dict[str, int] = {}
+        self.machines = ""
+        """Which are there, in words; empty for one machine."""
         self._samples = Rate()
         self._tokens = Rate()
 

@@ -32,6 +32,7 @@ from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.load import UNREACHABLE, LoadReport, limit_of_peers
 from physarum.actors.engine.nodes import RENDEZVOUS_FACT, Nodes, node_arguments
 from physarum.actors.engine.nodes import ROLE as NODE
+from physarum.actors.engine.opening import opening
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.policy_engines import recording
@@ -63,11 +64,12 @@ class EngineActor(Actor):
             if self._role == ENCODER:
                 await self._encode(process)
                 return
-            control = EngineControl(process.url, session, update_timeout_s=self._settings.update_timeout_s)
+            limit_s = self._settings.update_timeout_s
+            control = EngineControl(process.url, session, update_timeout_s=limit_s, key=process.key)
             can, found = await control.capabilities(), await limit_of_peers(self.bus, self._group)
             report = LoadReport(self, self._settings, control, can, found)
             await report.sample()  # its limit is known before it takes traffic
-            self.facts |= {"url": process.url, "engine_pid": process.pid}
+            self.facts |= {"url": process.announced, "engine_pid": process.pid}
             if process.bootstrap_port is not None:
                 self.facts["bootstrap_port"] = process.bootstrap_port
             died = asyncio.ensure_future(process.wait_exit())
@@ -126,7 +128,8 @@ class EngineActor(Actor):
             return None
         changed = asyncio.Event()
         roster = await stack.enter_async_context(Roster(self.bus, NODE, on_change=changed.set).open())
-        nodes = Nodes(roster, changed, self.context.identity.instance, count, self.context.host)
+        context = self.context
+        nodes = Nodes(roster, changed, context.identity.instance, count, context.host, context.address)
         self.become("waiting for its nodes")
         meeting = await unless_draining(self.context, nodes.meet(self._settings.start_timeout_s))
         if meeting is None:
@@ -160,6 +163,7 @@ class EngineActor(Actor):
             role=self._role,
             language_only=self._settings.encodes and self._role != ENCODER,
             nodes={} if self._nodes is None else node_arguments(self._nodes.count, 0, self._meeting.address),
+            opening=opening(self.context),
         )
         try:
             return await EngineProcess.start(spec, cache=self.context.folder.path.parent / ".cache")
@@ -175,7 +179,7 @@ class EngineActor(Actor):
 
     async def _encode(self, process: EngineProcess | ExternalEngine) -> None:
         """An encoder takes neither versions nor requests of ours: it is there, or it is not."""
-        self.facts |= {"url": process.url, "engine_pid": process.pid}
+        self.facts |= {"url": process.announced, "engine_pid": process.pid}
         if self._settings.model is not None:
             self.facts["model"] = await check_frozen(self.context, self._group, self._settings.model)
         self.become("ready")

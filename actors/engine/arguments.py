@@ -42,8 +42,9 @@ def server_command(
     device: Device,
     schema: ServerSchema,
     own: Mapping[str, Any] | None = None,
+    host: str = "127.0.0.1",
 ) -> list[str]:
-    """The whole command of one server; `own` are arguments that its place among others asks for.
+    """The whole command of one server; `own` are arguments that its place among others asks for, `host` where it listens.
 
     Raises EngineArgumentError naming every argument that cannot stand.
     """
@@ -55,7 +56,7 @@ def server_command(
             f"sglang {schema.version} has no argument {', '.join(missing)}, which this server's role needs; use another release"
         )
     arguments |= own or {}
-    command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), "--host", "127.0.0.1"]
+    command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model), "--host", host]
     command += ["--port", str(port), "--weight-version", label]
     for name, value in arguments.items():
         command += render(known[name], name, value)

@@ -37,6 +37,7 @@ from physarum.actors.engine.errors import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
+from physarum.agents.engine_key import bearer
 from physarum.weightsync.target import PauseMode
 
 # Tried on 0.5.23 and on 0.5.15.post1; a release between them counts as the older one.
@@ -84,7 +85,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineControl:
-    """Speaks to one server at `base_url`. `timeout_s` bounds each call, `update_timeout_s` a weight update."""
+    """Speaks to one server at `base_url`. `timeout_s` bounds each call, `update_timeout_s` a weight update; `key` is sent with
+    each, where the server asks for one."""
 
     def __init__(
         self,
@@ -92,9 +94,11 @@ class EngineControl:
         session: aiohttp.ClientSession,
         timeout_s: float = 10.0,
         update_timeout_s: float = 60.0,
+        key: str | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._session = session
+        self._headers = bearer(key)
         self._timeout_s = timeout_s
         self._update_timeout_s = update_timeout_s
         self._capabilities: Capabilities | None = None
@@ -270,7 +274,9 @@ class EngineControl:
         where = f"{method} {self.base_url}{path}"
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
-            async with self._session.request(method, self.base_url + path, json=body, timeout=timeout) as response:
+            async with self._session.request(
+                method, self.base_url + path, json=body, headers=self._headers, timeout=timeout
+            ) as response:
                 content = await response.read()
         except TimeoutError as error:
             raise EngineTimeoutError(f"{where} had no answer within {limit_s:g} s") from error

@@ -15,10 +15,11 @@ class ExternalEngine:
     """The surface of EngineProcess, for a server whose process is not ours."""
 
     pid: int | None = None
+    key: str | None = None
     bootstrap_port: int | None = None
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url = self.announced = url.rstrip("/")
 
     async def wait_healthy(self, session: aiohttp.ClientSession, timeout_s: float, empty: bool = False) -> None:
         """Returns when the server has generated a token; `empty`: when it answers. Raises EngineStartTimeoutError."""

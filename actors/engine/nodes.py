@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from physarum.actors.address import http_url
 from physarum.actors.engine.port import ReservedPort
 from physarum.actors.errors import ActorError
 from physarum.bus.presence import Heartbeat, Roster
@@ -54,10 +55,13 @@ def node_arguments(nodes: int, rank: int, address: str) -> dict[str, Any]:
 class Nodes:
     """The other nodes of `engine`, as it sees them on presence; `roster` (role node) sets `changed`."""
 
-    def __init__(self, roster: Roster, changed: asyncio.Event, engine: str, nodes: int, host: str) -> None:
+    def __init__(
+        self, roster: Roster, changed: asyncio.Event, engine: str, nodes: int, host: str, address: str | None = None
+    ) -> None:
+        """`host`: whose nodes meet on loopback; `address`: where nodes of other hosts reach this one (None: by its name)."""
         self._roster, self._changed = roster, changed
         self._names = [name_of(engine, rank) for rank in range(1, nodes)]
-        self._nodes, self._host = nodes, host
+        self._nodes, self._host, self._address = nodes, host, address or host
         self._port: ReservedPort | None = None
         self._attempt = ""
 
@@ -78,8 +82,8 @@ class Nodes:
             ) from error
         hosts = {beat.host for beat in self._present().values()}
         self._port, self._attempt = ReservedPort(), uuid.uuid4().hex
-        address = _LOOPBACK if hosts <= {self._host} else self._host
-        return Rendezvous(address=f"{address}:{self._port.number}", attempt=self._attempt)
+        address = _LOOPBACK if hosts <= {self._host} else self._address
+        return Rendezvous(address=http_url(address, self._port.number).removeprefix("http://"), attempt=self._attempt)
 
     def close(self) -> None:
         """Gives the port up; node 0 has ended. While it lives its own socket is bound there beside ours."""

@@ -18,10 +18,12 @@ from typing import Any, Final
 
 import aiohttp
 
+from physarum.actors.address import http_url
 from physarum.actors.engine.arguments import check_sampling, role_arguments, server_command
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.environment import Device, detect_device, engine_environment
 from physarum.actors.engine.errors import EngineDiedError, EngineStartTimeoutError
+from physarum.actors.engine.opening import EVERYWHERE, LOOPBACK, Opening, key_file, write_key
 from physarum.actors.engine.port import ReservedPort
 from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.schema import inspect_server
@@ -59,10 +61,17 @@ class EngineSpec:
     """Images are encoded by others, which register at `bootstrap_port`."""
     nodes: Mapping[str, Any] = field(default_factory=dict)
     """Its place among the nodes of one engine (nodes.node_arguments); empty: it is alone."""
+    opening: Opening | None = None
+    """How other machines reach it; None: they do not."""
 
 
 class ServerProcess:
     """An HTTP server under its guardian, on the first of `ports`. `what` it is, for messages."""
+
+    key: str | None = None
+    """What requests must carry; None: nothing."""
+    announced: str
+    """Its URL as others reach it."""
 
     def __init__(
         self,
@@ -72,7 +81,7 @@ class ServerProcess:
         grace_s: float,
         what: str,
     ) -> None:
-        self.url = f"http://127.0.0.1:{ports[0].number}"
+        self.url = self.announced = f"http://127.0.0.1:{ports[0].number}"
         self._guardian, self._ports = guardian, ports
         self._log_file, self._grace_s, self._what = log_file, grace_s, what
 
@@ -91,7 +100,7 @@ class ServerProcess:
         Raises EngineDiedError at once when the process ends, EngineStartTimeoutError after `timeout_s`.
         """
         died = asyncio.create_task(self.wait_exit())
-        healthy = asyncio.create_task(until_healthy(EngineControl(self.url, session), empty))
+        healthy = asyncio.create_task(until_healthy(EngineControl(self.url, session, key=self.key), empty))
         try:
             done, _ = await asyncio.wait({died, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -103,7 +112,7 @@ class ServerProcess:
         if not done:
             raise EngineStartTimeoutError(
                 f"{self._what} {self.url} was not healthy within {timeout_s:g} s; raise engines.<group>.start_timeout_s or"
-                f" see {self._log_file}, which ends:\n{log_tail(self._log_file)}"
+                f" see {self._log_file}, which ends:\n{self._tail()}"
             )
         await healthy
         self._free_ports()
@@ -116,8 +125,13 @@ class ServerProcess:
         """The error for an exit that nobody asked for, with the last lines of the log."""
         return EngineDiedError(
             f"{self._what} {self.url} ended with exit status {self.returncode} {during}; its log {self._log_file} ends:\n"
-            f"{log_tail(self._log_file)}"
+            f"{self._tail()}"
         )
+
+    def _tail(self) -> str:
+        """SGLang writes its arguments into its log; the key among them goes into no message."""
+        text = log_tail(self._log_file)
+        return text if self.key is None else text.replace(self.key, "***")
 
     async def stop(self) -> int:
         """Terminates the server, after `grace_s` kills it, and returns the exit status when all is gone. Idempotent."""
@@ -142,6 +156,7 @@ class EngineProcess(ServerProcess):
 
     bootstrap_port: int | None = None
     """Of a prefill server: where decode servers ask for KV. Of one with encoders: where they are registered."""
+    _key_file: Path | None = None
 
     @classmethod
     async def start(cls, spec: EngineSpec, cache: Path | None = None) -> EngineProcess:
@@ -156,19 +171,40 @@ class EngineProcess(ServerProcess):
         beside = spec.role == "prefill" or spec.language_only
         ports = [ReservedPort() for _ in range(2 if beside else 1)]
         try:
-            own = {**role_arguments(spec.role, ports[-1].number, spec.language_only), **spec.nodes}
+            own = {**role_arguments(spec.role, ports[-1].number, spec.language_only), **spec.nodes, **_opened(spec)}
+            host = LOOPBACK if spec.opening is None else EVERYWHERE
             command = server_command(
-                spec.python, spec.model, ports[0].number, spec.label, spec.sglang, spec.device, schema, own
+                spec.python, spec.model, ports[0].number, spec.label, spec.sglang, spec.device, schema, own, host
             )
             guardian = await guarded(command, environment, spec.log_file, spec.grace_s)
         except BaseException:
             for port in ports:
                 port.close()
+            key_file(spec.log_file).unlink(missing_ok=True)
             raise
         _log.info("engine on port %d: %s", ports[0].number, " ".join(command))
         process = cls(guardian, ports, spec.log_file, spec.grace_s, "engine")
         process.bootstrap_port = ports[1].number if beside else None
+        if spec.opening is not None:
+            process.key, process._key_file = spec.opening.key, key_file(spec.log_file)
+            process.announced = http_url(spec.opening.address, ports[0].number)
         return process
+
+    def _free_ports(self) -> None:
+        super()._free_ports()
+        if self._key_file is not None:
+            self._key_file.unlink(missing_ok=True)
+
+
+def _opened(spec: EngineSpec) -> dict[str, Any]:
+    """The argument that opens it to other machines; its key is written, and its log is nobody else's to read."""
+    if spec.opening is None:
+        return {}
+    path = key_file(spec.log_file)
+    write_key(path, spec.opening.key)
+    spec.log_file.touch(mode=0o600)
+    spec.log_file.chmod(0o600)
+    return {"config": str(path)}
 
 
 def log_tail(file: Path, lines: int = _TAIL_LINES) -> str:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
+from physarum.actors.address import http_url
 from physarum.actors.context import Context
 from physarum.bus.presence import Heartbeat, Roster
 from physarum.configs.secrets import read_secret
@@ -52,7 +53,7 @@ class Relay:
             stack.push_async_callback(server.close)
             self._peers = await stack.enter_async_context(Roster(self._context.bus, "engine").open())
             self.facts = {
-                CHUNKS_FACT: f"http://{self._context.host}:{server.port}",
+                CHUNKS_FACT: http_url(self._context.address, server.port),
                 RACK_FACT: self._rack,
             }
             yield

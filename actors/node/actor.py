@@ -27,6 +27,7 @@ from physarum.actors.engine.nodes import (
     engine_of,
     node_arguments,
 )
+from physarum.actors.engine.opening import opening
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.policy_engines import recording
@@ -149,6 +150,7 @@ class NodeActor(Actor):
             role=self._part.role,
             language_only=self._settings.encodes and self._part.role != ENCODER,
             nodes=node_arguments(self._part.nodes, self._rank, attempt.address),
+            opening=opening(self.context),
         )
 
 

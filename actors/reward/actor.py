@@ -24,7 +24,7 @@ from physarum.actors.reward.family import lists_children
 from physarum.actors.reward.grouped import GroupWork
 from physarum.actors.reward.judges import engines_file, judges_followed
 from physarum.actors.reward.pool import Pool
-from physarum.actors.reward.scorer import check_sandbox, limits_of, models_of, scorer_of
+from physarum.actors.reward.scorer import check_sandbox, judges_token, limits_of, models_of, scorer_of
 from physarum.actors.reward.values import apply_reward
 from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
@@ -77,7 +77,8 @@ class RewardActor(Actor):
     async def _hook_processes(self) -> AsyncIterator[Pool | None]:
         """None when nothing scores here: executions then pass through unscored."""
         reward = self.config.reward
-        scorer = scorer_of(reward, self.context.folder, engines_file(self.context), models_of(self.config))
+        engines, token_env = engines_file(self.context), judges_token(self.config)
+        scorer = scorer_of(reward, self.context.folder, engines, models_of(self.config), token_env)
         if scorer is None:
             yield None
             return

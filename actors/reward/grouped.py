@@ -23,7 +23,7 @@ from physarum.actors.leadership import leading
 from physarum.actors.reward.gathering import Gathered, Gathering
 from physarum.actors.reward.judges import engines_file
 from physarum.actors.reward.pool import Pool
-from physarum.actors.reward.scorer import group_scorer_of, limits_of
+from physarum.actors.reward.scorer import group_scorer_of, judges_token, limits_of
 from physarum.actors.reward.values import apply_reward
 from physarum.actors.waiting import unless_draining
 from physarum.bus.codec import encode
@@ -61,7 +61,8 @@ class GroupWork:
     async def run(self) -> None:
         """Leads once nobody else does, until draining."""
         context, reward = self._actor.context, self._actor.config.reward
-        scorer = group_scorer_of(self._group, reward.workers, context.folder, engines_file(context))
+        token_env = judges_token(self._actor.config)
+        scorer = group_scorer_of(self._group, reward.workers, context.folder, engines_file(context), token_env)
         async with leading(context, LEASE) as lease:
             if lease is None:
                 return

@@ -42,9 +42,11 @@ class Scorer(NamedTuple):
     args: Arguments
 
 
-def scorer_of(reward: RewardConfig, folder: RunFolder, engines: Path, models: Models = _NONE) -> Scorer | None:
-    """None where nothing scores: executions pass through. `engines`: where judges of this run are found (judges.py); `models`:
-    models_of."""
+def scorer_of(
+    reward: RewardConfig, folder: RunFolder, engines: Path, models: Models = _NONE, token_env: str | None = None
+) -> Scorer | None:
+    """None where nothing scores: executions pass through. `engines`: where judges of this run are found (judges.py), with
+    `token_env` by a key that is made of its value; `models`: models_of."""
     if reward.hook is not None:
         return Scorer(reward.hook, reward.args)
     tokenizer = str(folder.start_model)
@@ -54,19 +56,21 @@ def scorer_of(reward: RewardConfig, folder: RunFolder, engines: Path, models: Mo
     if reward.type is None:
         return None
     rows: Arguments = {
-        name: _shared(section_of(name), args, reward.processes, engines, models)
+        name: _shared(section_of(name), args, reward.processes, engines, models, token_env)
         for name, args in reward.row_types.items()
     }
-    args = _shared(section_of(reward.type), reward.args, reward.processes, engines, models)
+    args = _shared(section_of(reward.type), reward.args, reward.processes, engines, models, token_env)
     return Scorer(HOOK, {"name": reward.type, "args": args, "row_types": rows, "folder": tokenizer})
 
 
-def group_scorer_of(group: GroupRewardConfig, workers: int, folder: RunFolder, engines: Path) -> Scorer:
+def group_scorer_of(
+    group: GroupRewardConfig, workers: int, folder: RunFolder, engines: Path, token_env: str | None = None
+) -> Scorer:
     """The hook `(executions, **args)` of the one process that scores groups."""
     if group.hook is not None:
         return Scorer(group.hook, group.args)
     assert group.type is not None  # exactly one is set
-    shared = _shared(GROUP_SECTIONS[group.type], group.args, workers, engines, {})
+    shared = _shared(GROUP_SECTIONS[group.type], group.args, workers, engines, {}, token_env)
     return Scorer(TOURNAMENT_HOOK, {"args": shared, "folder": str(folder.start_model)})
 
 
@@ -87,7 +91,14 @@ def models_of(config: RootConfig) -> Models:
     return {name: str(group.model) for name, group in config.engines.items() if group.model is not None}
 
 
-def _shared(section: type[Section], args: Arguments, processes: int, engines: Path, models: Models) -> Arguments:
+def judges_token(config: RootConfig) -> str | None:
+    """The variable of the token of which engines' keys are made, where they ask for one (actors/engine/opening.py)."""
+    return config.checkpoint.token_env if config.machines else None
+
+
+def _shared(
+    section: type[Section], args: Arguments, processes: int, engines: Path, models: Models, token_env: str | None
+) -> Arguments:
     """The options as each hook process gets them: its equal share of what the whole run may ask of a service, and where the
     engines of this run and their models are found."""
     options = section.model_validate_json(orjson.dumps(args))
@@ -100,6 +111,8 @@ def _shared(section: type[Section], args: Arguments, processes: int, engines: Pa
         shared["concurrency"] = options.concurrency // processes
     if isinstance(options, ServedReward) and options.engine is not None:
         shared["engines_file"] = str(engines)
+        if token_env is not None:
+            shared["engines_token_env"] = token_env
     if isinstance(options, ClassifierReward):
         shared["model"] = options.model or models.get(options.engine or "")
     return shared

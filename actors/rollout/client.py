@@ -6,12 +6,16 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
+import aiohttp
+
 from physarum.actors.context import Context
+from physarum.actors.engine.opening import opening
 from physarum.actors.policies import named
 from physarum.actors.policy_engines import evaluation_group, policy_group
 from physarum.actors.rollout.choices import engine_choices
 from physarum.actors.rollout.router import DEMAND, PresenceRouter
 from physarum.agents.client import EngineClient, open_session
+from physarum.agents.engine_key import keyed
 from physarum.agents.fleet.breaker import BreakerPolicy
 from physarum.agents.fleet.choice import ChoiceRules
 from physarum.agents.policies import Policies, PolicyParts
@@ -58,7 +62,7 @@ async def open_clients(context: Context) -> AsyncIterator[Clients]:
     }
     routers += others.values()
     parts = {view.policy: _parts(context, view, others[view.policy]) for view in further}
-    async with engines.open(), workers.open(), fronts.open(), open_session() as session:
+    async with engines.open(), workers.open(), fronts.open(), open_session(_keys(context)) as session:
         training = EngineClient(
             session,
             routers[0],
@@ -80,6 +84,13 @@ def _parts(context: Context, view: RootConfig, router: PresenceRouter) -> Policy
     own = view.policies[view.policy].sampling
     sampling = None if own is None else parameters(own)
     return PolicyParts(router, FolderTokenizer(model), engine_choices(view, model), sampling)
+
+
+def _keys(context: Context) -> list[aiohttp.ClientMiddlewareType]:
+    """What requests to engines of other machines carry; servers at a `url` are somebody else's."""
+    own = opening(context)
+    strangers = [str(url) for group in context.config.engines.values() for url in group.url or ()]
+    return [] if own is None else [keyed(own.key, strangers)]
 
 
 def _router(

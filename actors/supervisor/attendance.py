@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
+from physarum.actors.supervising import INSTANCE, SUPERVISOR
 from physarum.actors.supervisor.silence import KILL_FACTOR, Silence
 from physarum.bus.connection import Bus
 from physarum.bus.errors import BusError
@@ -17,8 +20,6 @@ from physarum.configs.supervisor import SupervisorConfig
 
 _log = logging.getLogger(__name__)
 
-SUPERVISOR: Final = "supervisor"
-INSTANCE: Final = "supervisor-0"
 STARTING: Final = "starting"
 FINISHED: Final = "finished"
 _ANNOUNCE_S: Final = 1.0
@@ -28,11 +29,20 @@ class Attendance:
     """`on_hung` is called with the instance of an actor that is silent for KILL_FACTOR * supervisor.heartbeat_limit_s."""
 
     def __init__(
-        self, bus: Bus, publisher: Publisher, config: SupervisorConfig, on_hung: Callable[[str], None]
+        self,
+        bus: Bus,
+        publisher: Publisher,
+        config: SupervisorConfig,
+        on_hung: Callable[[str], None],
+        me: str = INSTANCE,
+        mine: Callable[[str, str], bool] = lambda role, instance: True,
     ) -> None:
+        """`me`: the supervisor's own instance; `mine` says of (role, instance) whether this machine has that actor."""
         self._bus, self._publisher = bus, publisher
+        self._me, self._mine = me, mine
         self.roster = Roster(bus, on_beat=self._on_beat)
-        self._limit_s = config.heartbeat_limit_s
+        self._limit_s, self._period_s = config.heartbeat_limit_s, config.heartbeat_s
+        self._ticked_at = -math.inf
         self._silence = Silence(config.heartbeat_s, config.heartbeat_limit_s)
         self._on_hung = on_hung
         self._last: dict[str, Heartbeat] = {}
@@ -70,9 +80,9 @@ class Attendance:
         if beat.state == GONE or (last is not None and (last.pid, last.sequence) == (beat.pid, beat.sequence)):
             return
         self._last[beat.instance] = beat
-        if beat.role == SUPERVISOR:
-            self._tick()
-        else:
+        if beat.instance == self._me:
+            self._own_beat()
+        elif beat.role != SUPERVISOR and self._mine(beat.role, beat.instance):
             self._heard(beat)
 
     def _heard(self, beat: Heartbeat) -> None:
@@ -80,6 +90,13 @@ class Attendance:
             self._ready_pids.add(beat.pid)
         if self._silence.heard(beat.instance):
             _log.warning("%s/%s is heard again", beat.role, beat.instance)
+
+    def _own_beat(self) -> None:
+        """Beats that waited for a bus that was away come all at once, before those of the actors: they count as one."""
+        now = time.monotonic()
+        if now - self._ticked_at >= self._period_s / 2:
+            self._ticked_at = now
+            self._tick()
 
     def _tick(self) -> None:
         suspicious, hung = self._silence.tick()

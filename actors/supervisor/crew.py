@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from physarum.actors.context import RunFolder
@@ -55,13 +55,18 @@ class Crew:
         del self._by_instance[keeper.instance]
         _log.info("%s has left", keeper.instance)
 
-    async def drain(self) -> None:
-        """Ends every actor: SIGTERM, then SIGKILL after the drain timeout, or at once when asked a second time."""
+    async def drain(self, before_services: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Ends every actor: SIGTERM, then SIGKILL after the drain timeout, or at once when asked a second time.
+
+        `before_services` is waited for between the two waves: others may still need what the services give.
+        """
         for keeper in self.keepers:
             keeper.finishing.set()
         waves = [[k for k in self.keepers if (k.role in SERVICES) is services] for services in (False, True)]
-        for wave in waves:
-            await self._end(wave)
+        await self._end(waves[0])
+        if before_services is not None:
+            await before_services()
+        await self._end(waves[1])
         for keeper in self.keepers:
             record_path(self._folder.actors, keeper.instance).unlink(missing_ok=True)
 

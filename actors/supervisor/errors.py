@@ -43,5 +43,21 @@ class RunUnfinishedError(SupervisorError):
     """The tool that made the run was ended in the middle: it does not hold all that it should."""
 
 
+class HeadAbsentError(SupervisorError):
+    """The head of the run did not open it in time."""
+
+
+class HeadEndedError(SupervisorError):
+    """The run failed at its head, or the head was away for too long."""
+
+
+class MachineRefusedError(SupervisorError):
+    """This machine cannot be a part of the head's run: another configuration, or an address that others do not reach."""
+
+
+class MachineHeldError(SupervisorError):
+    """Another host is this machine of the run."""
+
+
 class InterruptedRunError(SupervisorError):
     """The user asked to stop before the run was finished."""

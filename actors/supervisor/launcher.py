@@ -9,13 +9,16 @@ from typing import Final, TypeAlias
 
 import psutil
 
+from physarum.actors.address import VARIABLE as ADDRESS
 from physarum.actors.context import RunFolder
 from physarum.actors.engine.nodes import engine_of
 from physarum.actors.policies import policy_of
 from physarum.actors.supervisor import numa
 from physarum.actors.supervisor.process import ActorProcess, ActorRecord, read_records
-from physarum.configs.devices import assign_devices, present_devices
+from physarum.configs.devices import assign_devices, local_part, present_devices
+from physarum.configs.machines import HEAD
 from physarum.configs.origin import dotted
+from physarum.configs.placement import Slot, local_slots
 from physarum.configs.root import RootConfig
 
 CommandFor: TypeAlias = Callable[[RunFolder, str, str], Sequence[str]]
@@ -32,12 +35,21 @@ def actor_command(folder: RunFolder, role: str, instance: str) -> list[str]:
 class Launcher:
     """Starts and adopts the actors of one run. Raises ConfigError when more devices are asked for than there are."""
 
-    def __init__(self, config: RootConfig, folder: RunFolder, command_for: CommandFor = actor_command) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: RootConfig,
+        folder: RunFolder,
+        command_for: CommandFor = actor_command,
+        machine: str = HEAD,
+        address: str | None = None,
+    ) -> None:
+        """`address`: at which other machines reach this one (None: nobody does)."""
+        self._config, self._address = config, address
+        self._machine = machine if config.machines else None
         self._folder = folder
         self._command_for = command_for
         self._present = present_devices()
-        self._devices = assign_devices(config, self._present)
+        self._devices = assign_devices(config, self._present, self._machine)
         self._running = {record.instance: record for record in read_records(folder.actors)}
 
     def adopt(self, instance: str) -> ActorProcess | None:
@@ -69,7 +81,7 @@ class Launcher:
 
     def gpus(self, role: str, instance: str) -> tuple[int, ...]:
         """The instance's part of its group's devices: an equal share, or one shared with others when they are fewer."""
-        name, number, count = _share(self._config, role, instance)
+        name, number, count = _share(self._config, self._machine, role, instance)
         held = self._devices.get(name, ())
         if not held:
             return ()
@@ -83,34 +95,40 @@ class Launcher:
         """Ours, then the role's `env`, which wins. A role that asked for no device sees none."""
         visible = ",".join(self._present.name(gpu) for gpu in self.gpus(role, instance))
         ours = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONUNBUFFERED": "1"}
+        if self._address is not None:
+            ours[ADDRESS] = self._address
         return {**_DEFAULTS, **os.environ, **ours, **_user_variables(self._config, role, instance)}
 
 
-def _share(config: RootConfig, role: str, instance: str) -> tuple[str, int, int]:
-    """The name under which `assign_devices` lists the devices of which an actor has a share; its number among how many."""
-    text = instance.rpartition("-")[2]
+def _share(config: RootConfig, machine: str | None, role: str, instance: str) -> tuple[str, int, int]:
+    """The name under which `assign_devices` lists the devices of which an actor has a share; its number among how many of the
+    machine."""
+    number = int(instance.rpartition("-")[2])
     match role:
         case "engine":
-            return _node_share(config, instance, 0)
+            return _node_share(config, machine, instance, 0)
         case "node":
-            return _node_share(config, *engine_of(instance))
-        case "rollout":
-            return role, int(text), config.rollout.count
-        case "reward":
-            return role, int(text), config.reward.count
+            return _node_share(config, machine, *engine_of(instance))
+        case "rollout" | "reward":
+            return role, *_place(local_slots(config, (role,), machine), Slot(number))
         case "trainer":
-            return dotted((*config.of_policy(policy_of(config, role, instance)).under, role)), int(text), 1
+            return dotted((*config.of_policy(policy_of(config, role, instance)).under, role)), number, 1
         case _:
-            return role, int(text), 1
+            return role, number, 1
 
 
-def _node_share(config: RootConfig, engine: str, rank: int) -> tuple[str, int, int]:
+def _node_share(config: RootConfig, machine: str | None, engine: str, rank: int) -> tuple[str, int, int]:
     """Nodes share the devices of their part as so many engines would."""
     group, _, number = engine.rpartition("-")
-    place, settings = config.engines[group].place(int(number)), config.engines[group]
-    part = settings.parts[place.part]
-    name = f"engines.{group}" + (f".servers.{place.part}" if settings.servers else "")
-    return name, place.number * part.nodes + rank, part.count * part.nodes
+    settings = config.engines[group]
+    part = settings.place(int(number)).part
+    name = f"engines.{group}" + (f".servers.{part}" if settings.servers else "")
+    return name, *_place(local_part(config, group, part, machine), Slot(int(number), rank))
+
+
+def _place(there: list[Slot], slot: Slot) -> tuple[int, int]:
+    """Its number among how many; one that is not configured comes behind them, where there is no share."""
+    return there.index(slot) if slot in there else len(there), max(1, len(there))
 
 
 def _user_variables(config: RootConfig, role: str, instance: str) -> dict[str, str]:

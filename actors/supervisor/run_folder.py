@@ -18,6 +18,7 @@ from physarum.bus.endpoint import Endpoint
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import digest, dump, resolve
 from physarum.configs.origin import display_path
+from physarum.configs.portable import differences
 from physarum.configs.root import RootConfig
 
 LAYOUT: Final = "2"
@@ -74,8 +75,9 @@ def refuse_other_version(folder: RunFolder) -> None:
         )
 
 
-def prepare(folder: RunFolder, config: RootConfig) -> None:
-    """Makes the folder and records the resolved configuration; an interrupted run of the same one is continued."""
+def prepare(folder: RunFolder, config: RootConfig, blobs: bool = True) -> None:
+    """Makes the folder and records the resolved configuration; an interrupted run of the same one is continued. `blobs` False:
+    this machine has no store of its own."""
     policies = [folder.of_policy(view.policy) for view in config.views()]
     for path in (folder.path, folder.bus, folder.logs, folder.actors, *(one.own for one in policies)):
         path.mkdir(parents=True, exist_ok=True)
@@ -84,7 +86,8 @@ def prepare(folder: RunFolder, config: RootConfig) -> None:
             stale.unlink(missing_ok=True)
         write_atomic(folder.version, f"{LAYOUT}\n".encode())
         write_atomic(folder.config, dump(config).encode())
-    folder.blobs.identity()
+    if blobs:
+        folder.blobs.identity()
 
 
 def write_endpoint(folder: RunFolder, endpoint: Endpoint) -> None:
@@ -108,11 +111,4 @@ def _difference(recorded: Path, config: RootConfig) -> str | None:
     if digest(old) == digest(config):
         return None
     before, after = old.model_dump(mode="json"), config.model_dump(mode="json")
-    return "different: " + ", ".join(sorted(_changes("", before, after))[:4])
-
-
-def _changes(prefix: str, before: object, after: object) -> list[str]:
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = before.keys() | after.keys()
-        return [found for key in keys for found in _changes(f"{prefix}.{key}", before.get(key), after.get(key))]
-    return [] if before == after else [f"`{prefix.lstrip('.')}`"]
+    return "different: " + ", ".join(sorted(differences(before, after))[:4])

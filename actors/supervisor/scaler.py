@@ -25,12 +25,18 @@ MakeKeeper = Callable[[str, str], Keeper]
 
 
 class Scaler:
-    """Of one supervisor. `make_keeper` is called with (role, instance)."""
+    """Of one supervisor. `make_keeper` is called with (role, instance); `machine`: whose actors it keeps (None: all)."""
 
     def __init__(
-        self, config: RootConfig, register: Register[states.Scaled], crew: Crew, make_keeper: MakeKeeper
+        self,
+        config: RootConfig,
+        register: Register[states.Scaled],
+        crew: Crew,
+        make_keeper: MakeKeeper,
+        machine: str | None = None,
     ) -> None:
         self._config, self._register, self._crew, self._make_keeper = config, register, crew, make_keeper
+        self._machine = machine
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def keep(self) -> None:
@@ -63,7 +69,7 @@ class Scaler:
             task.result()
 
     def _apply(self, scaled: states.Scaled | None) -> None:
-        wanted = scaling.members(self._config, scaled)
+        wanted = scaling.members(self._config, scaled, self._machine)
         names = {instance for _, instance in wanted}
         for keeper in [one for one in self._crew.keepers if one.instance not in names and not one.finishing.is_set()]:
             _log.info("%s is no longer wanted: it drains", keeper.instance)

@@ -65,6 +65,7 @@ def reduced(config: RootConfig) -> RootConfig:
     age: dict[str, Any] = {"consumption": "train"} if config.trainer.record_only else {}
     return config.model_copy(
         update={
+            "machines": {},
             "engines": {},
             "evaluation": None,
             "rollout": config.rollout.model_copy(update={"count": 0}),

@@ -39,7 +39,7 @@ class Broadcasting:
         self._context = context
         self._timeout_s = timeout_s
         # As the weights service: other hosts are let in where requests must carry a token.
-        self._host = context.host if context.config.checkpoint.token_env else _LOOPBACK
+        self._host = context.address if context.config.checkpoint.token_env else _LOOPBACK
         log_file = context.folder.logs / f"{context.identity.instance}.weights.log"
         self._agent = DeviceAgent(Path(sys.executable), os.environ, log_file, timeout_s)
         self._rounds = Register(context.bus, context.publisher, "weights", Round)

@@ -24,6 +24,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
+from physarum.agents.engine_key import engine_key
 from physarum.agents.retries import Retries, RetryPolicy
 from physarum.agents.rewards.errors import BackendRefusedError, BackendReplyError, BackendUnavailableError
 from physarum.configs.reward_types import BackendReward, RemoteReward, ServedReward
@@ -91,7 +92,7 @@ class Backend:
         """`address` gives the URL for the next request, None while there is none; `name` says in the cache which service it is.
         Raises SecretError when `token_env` names a variable that is not set."""
         self._options, self._address, self._name = options, address, name
-        self._token = read_secret(options.token_env)
+        self._token = _token(options)
         self._pace = Pace(options.rate_per_s)
         self._slots = None if options.concurrency is None else asyncio.Semaphore(options.concurrency)
         self._rng = rng or random.Random()
@@ -187,6 +188,14 @@ class Backend:
 
 
 _OPEN: Final[dict[str, Backend]] = {}
+
+
+def _token(options: BackendReward) -> str | None:
+    """The service's own, or the key of this run's engines."""
+    if not isinstance(options, ServedReward) or options.engine is None or options.engines_token_env is None:
+        return read_secret(options.token_env)
+    token = read_secret(options.engines_token_env)
+    return None if token is None else engine_key(token)
 
 
 def backend_for(options: RemoteReward | ServedReward) -> Backend:

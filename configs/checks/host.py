@@ -84,19 +84,19 @@ def _bind_fault(port: int) -> str | None:
     return None
 
 
-def check_devices(config: RootConfig) -> Iterator[Problem]:
+def check_devices(config: RootConfig, machine: str | None = None) -> Iterator[Problem]:
     """No more devices are asked for than the host has."""
-    if not any(group.amount for group in device_groups(config).values()):
+    if not any(group.amount for group in device_groups(config, machine).values()):
         return
     try:
-        assign_devices(config, present_devices())
+        assign_devices(config, present_devices(), machine)
     except ConfigError as error:
         yield from error.problems
 
 
-def check_disk(config: RootConfig) -> Iterator[Problem]:
+def check_disk(config: RootConfig, machine: str | None = None) -> Iterator[Problem]:
     """The run folder can be made and written, and its disk has room."""
-    where, folder = config.origins.where(("run", "root")), config.run.folder
+    where, folder = config.origins.where(("run", "root")), config.run.folder_on(machine)
     nearest = _nearest_existing(folder)
     try:
         with tempfile.TemporaryFile(dir=nearest):

@@ -128,6 +128,14 @@ def _made_by(config: RootConfig) -> Iterator[Problem]:
             yield from error.problems
             return
         yield from check_hooks(made)
+        if made.machines:
+            found, expected = (
+                f"`machines` in {display_path(maker)}",
+                "a run on one machine: nobody starts the others of it",
+            )
+            yield Problem(
+                Severity.ERROR, where, found, expected, "make the model by a run of its own, and set `model.path`"
+            )
         if made.model.path is not None:
             yield from _folder(made, ("model", "path"), made.model.path)
         maker = made.model.made_by

@@ -66,6 +66,7 @@ def _unfit(config: RootConfig) -> Iterator[tuple[KeyPath, bool, str]]:
     yield ("checkpoint", "mirror"), mirrored, "remove it: a mirror holds the checkpoints of one policy"
     copied = config.checkpoint.versions is not None
     yield ("checkpoint", "versions"), copied, "remove it: a store of versions holds those of one policy"
+    yield ("machines",), bool(config.machines), "remove it: the models of all policies are on one machine"
     yield ("autoscale",), config.autoscale is not None, "remove it, and use `actorctl scale`"
     for name, group in config.engines.items():
         broadcast = group.model is None and group.transport == "nccl"

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from physarum.configs.devices import device_groups
 from physarum.configs.origin import KeyPath, dotted
+from physarum.configs.placement import machine_names
 from physarum.configs.reward_rules import given_options
 from physarum.configs.reward_types import ClassifierReward, ServedReward
 from physarum.configs.root import RootConfig
@@ -115,7 +116,11 @@ def _quantised_at_load(config: RootConfig) -> Iterator[Finding]:
 
 def _devices(config: RootConfig) -> Iterator[Finding]:
     """The devices of a group are shared out equally, and only `gpus` says which process sees which."""
-    for key, group in device_groups(config).items():
+    on_each = (
+        [device_groups(config, name) for name in machine_names(config)] if config.machines else [device_groups(config)]
+    )
+    seen = {(key, group.instances): group for groups in on_each for key, group in groups.items()}
+    for (key, _), group in seen.items():
         name = dotted(key)
         if group.instances and group.amount % group.instances:
             found = f"{group.amount} devices (`{name}.gpus`) for {group.instances} instances"

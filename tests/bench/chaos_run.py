@@ -53,6 +53,10 @@ class ChaosRun:
         self._command = [sys.executable, "-m", "physarum.actors.actorctl", "up", "--detach", str(recipe)]
         self._command += [f"run.root={root}", f"run.name={name}", *overrides]
 
+    def also(self, *overrides: str) -> None:
+        """Further settings of the next start."""
+        self._command += overrides
+
     async def up(self) -> None:
         """Returns when the supervisor has started (or adopted) all actors. Raises RunStuckError with its last lines."""
         process = await asyncio.create_subprocess_exec(

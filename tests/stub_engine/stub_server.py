@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+import yaml
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from stub_decoding import Decoder, Journal, Request
 from stub_encoders import registry
 from stub_nodes import meet, only_health
@@ -30,7 +32,7 @@ class StubServer:
         self._kv = KeyValues(arguments.disaggregation_bootstrap_port)
 
     def application(self) -> web.Application:
-        application = web.Application(client_max_size=_LARGEST_REQUEST)
+        application = web.Application(client_max_size=_LARGEST_REQUEST, middlewares=keyed(api_key(self._arguments)))
         application.cleanup_ctx.append(self._decoding)
         if self._arguments.disaggregation_mode == "prefill":
             application.cleanup_ctx.append(self._bootstrap)
@@ -150,6 +152,24 @@ class StubServer:
 
     async def _loads(self, http: web.Request) -> web.Response:
         return web.json_response({"loads": [self._decoder.load()]})
+
+
+def api_key(arguments: argparse.Namespace) -> str:
+    """Of the command line, or of the file that `--config` names."""
+    written = yaml.safe_load(Path(arguments.config).read_text()) if arguments.config else {}
+    return str(written.get("api-key") or arguments.api_key)
+
+
+def keyed(key: str) -> list[Middleware]:
+    """As in SGLang: all but health asks for the key, where there is one."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/health" and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.Response(status=401, text="Unauthorized")
+        return await handler(request)
+
+    return [check] if key else []
 
 
 def serve(arguments: argparse.Namespace) -> None:

@@ -68,6 +68,8 @@ class Watch:
 class StubRun:
     """A supervisor at work. `ended` is its task."""
 
+    command_for = staticmethod(supervisor_stub.command)
+
     def __init__(self, path: Path) -> None:
         self.config = resolve(path)
         self.stop = StopRequest()
@@ -78,7 +80,7 @@ class StubRun:
             self.stop,
             self.watch,
             lambda config: self.watch,
-            command_for=supervisor_stub.command,
+            command_for=self.command_for,
             on_started=self.started.set,
         )
         self.folder = self.supervisor.folder

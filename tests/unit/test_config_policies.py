@@ -90,6 +90,7 @@ def test_a_policy_without_sampling_draws_as_the_run_does(tmp_path: Path) -> None
         (["samples.keep=all"], ["`samples.keep` with `policies`", "`samples.keep: floor`"]),
         (["checkpoint.mirror=s3://b/p"], ["`checkpoint.mirror` with `policies`"]),
         (["checkpoint.versions.mirror=s3://b/p"], ["`checkpoint.versions` with `policies`"]),
+        (["machines.other={rollout: 1}"], ["`machines` with `policies`"]),
         (["autoscale={groups: {rollout: {most: 4}}}"], ["`autoscale` with `policies`"]),
         (["engines.policy.transport=nccl"], ["`engines.policy.transport` with `policies`", "`transport: auto`"]),
         (["policies.solver.trainer.objective=sft"], ["`policies.solver.trainer.objective` with `policies`"]),

@@ -95,3 +95,27 @@ def test_parts_and_nodes_have_devices_and_variables_of_their_own(
     assert (one.gpus("engine", "judge-0"), one.gpus("node", "judge-0-node-1")) == ((7,), (8,))
     assert one.environment("engine", "policy-1")["A"] == "p"
     assert one.environment("node", "policy-2-node-1")["A"] == "all"
+
+
+def test_of_several_machines_each_shares_its_devices_among_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "present_devices", lambda: PresentDevices(4, "four"))
+    monkeypatch.delenv("PHYSARUM_ADDRESS", raising=False)
+    machines = {"gpu": {"count": 2, "engines": {"policy": 2}, "rollout": 1}}
+    sections = {
+        "machines": machines,
+        "engines": {"policy": {"count": 4, "gpus": 4}},
+        "rollout": {"count": 2, "gpus": 0},
+    }
+    trainer = {**BASE["trainer"], "gpus": 2, "ranks": 2}
+    config = RootConfig.model_validate({**BASE, **sections, "trainer": trainer}, strict=False)
+    head, second = (
+        Launcher(config, RunFolder(tmp_path), machine=name, address="10.0.0.1") for name in ("head", "gpu-1")
+    )
+    assert head.gpus("trainer", "trainer-0") == (0, 1)
+    assert [second.gpus("engine", f"policy-{number}") for number in (2, 3)] == [(0, 1), (2, 3)]
+    assert second.gpus("engine", "policy-4") == (), "one that was added has no devices"
+    assert second.environment("rollout", "rollout-1")["PHYSARUM_ADDRESS"] == "10.0.0.1"
+    alone = RootConfig.model_validate(BASE, strict=False)
+    assert "PHYSARUM_ADDRESS" not in Launcher(alone, RunFolder(tmp_path)).environment("trainer", "trainer-0")

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from physarum.actors.supervising import INSTANCE
+from physarum.actors.supervisor import attendance
+from physarum.actors.supervisor.attendance import Attendance
 from physarum.actors.supervisor.silence import Silence
+from physarum.bus.presence import Heartbeat
+from physarum.configs.supervisor import SupervisorConfig
 
 
 def ticks(silence: Silence, count: int) -> list[tuple[list[str], list[str]]]:
@@ -39,3 +49,30 @@ def test_an_actor_never_heard_or_ended_is_not_watched() -> None:
     silence.heard("a")
     silence.forget("a")
     assert ticks(silence, 20) == [([], [])] * 20
+
+
+def test_own_heartbeats_that_waited_for_the_bus_make_nobody_look_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage they arrive at once, and before those of the actors."""
+    clock = [0.0]
+    monkeypatch.setattr(attendance.time, "monotonic", lambda: clock[0])
+    hung: list[str] = []
+    config = SupervisorConfig(heartbeat_s=1.0, heartbeat_limit_s=3.0)
+    bus: Any = SimpleNamespace(run="r")
+    mine = Attendance(bus, bus, config, hung.append, mine=lambda role, instance: instance != "far-0")
+
+    def hear(role: str, instance: str, sequence: int) -> None:
+        beat = Heartbeat(
+            role=role, instance=instance, state="ready", pid=1, host="h", started_at=1.0, sequence=sequence
+        )
+        mine._on_beat(beat)
+
+    hear("rollout", "rollout-0", 1)
+    hear("rollout", "far-0", 1)
+    for sequence in range(100):
+        hear("supervisor", INSTANCE, sequence)
+        hear("supervisor", "supervisor-gpu-0", sequence)
+    assert hung == []
+    for sequence in range(100, 110):
+        clock[0] += 1.0
+        hear("supervisor", INSTANCE, sequence)
+    assert hung == ["rollout-0"], "the other machine's actors are its supervisor's affair"

@@ -13,7 +13,7 @@ class ServerArgs:
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
-        for name in ("model-path", "host", "weight-version", "device", "dtype", "grammar-backend"):
+        for name in ("model-path", "host", "weight-version", "device", "dtype", "grammar-backend", "config", "api-key"):
             parser.add_argument(f"--{name}", default="")
         parser.add_argument("--port", type=int, default=0)
         for name in ("max-total-tokens", "max-running-requests", "context-length"):
