@@ -14,6 +14,7 @@ from physarum.actors import policies
 from physarum.actors.account import Issued, Logical, close_account
 from physarum.actors.context import RunFolder
 from physarum.actors.errors import BadHookResultError
+from physarum.actors.model_maker import StartModel, link, read_start_model
 from physarum.actors.own_samples import OwnSamples
 from physarum.actors.roles import instances
 from physarum.actors.rollout.actor import _check_policies
@@ -83,6 +84,21 @@ def test_a_runs_own_policy_has_the_names_that_it_had_when_it_was_alone() -> None
         Path("/r/policies/solver/start_model"),
     )
     assert (own.summary, own.logs, own.weights) == (folder.summary, folder.logs, folder.weights)
+
+
+def test_each_policy_remembers_where_its_own_start_model_came_from(tmp_path: Path) -> None:
+    """A run that is continued keeps the ones that it began with."""
+    for name in ("", "solver"):
+        folder, model = RunFolder(tmp_path).of_policy(name), tmp_path / f"model-{name}"
+        for made in (folder.own, model):
+            made.mkdir(parents=True, exist_ok=True)
+        link(folder, StartModel("path", str(model)))
+    found = [read_start_model(RunFolder(tmp_path).of_policy(name)) for name in ("", "solver")]
+    assert [one.folder for one in found if one is not None] == [
+        str(tmp_path / "model-"),
+        str(tmp_path / "model-solver"),
+    ]
+    assert RunFolder(tmp_path).of_policy("solver").start_model.resolve() == tmp_path / "model-solver"
 
 
 def test_the_ledgers_share_the_room_of_one() -> None:
