@@ -23,11 +23,21 @@ from physarum.configs.placement import machine_of
 
 _log = logging.getLogger(__name__)
 
+_AGAIN_S: Final = 1.0
 _REREAD_S: Final = 30.0
 
 
 async def until_orphaned(context: Context) -> str:
-    """Why nobody will stop this actor, once that is so."""
+    """Why nobody will stop this actor, once that is so. A bus that is just away is no reason, and ends nothing."""
+    while True:
+        try:
+            return await _orphaned(context)
+        except BusError as error:  # no event says when a server that is back serves its streams again
+            _log.info("who supervises cannot be read now, trying again: %s", error)
+            await asyncio.sleep(_AGAIN_S)
+
+
+async def _orphaned(context: Context) -> str:
     config, who = context.config, context.identity
     mine, limit_s = supervisor_of(config, who.role, who.instance), config.run.orphan_timeout_s
     async with Roster(context.bus, SUPERVISOR).open() as supervisors:
