@@ -6,6 +6,9 @@ Counted in logical executions (source, ordinal, attempt), each term from its own
 positions, `trained`, `masked` and `dropped` from the surviving ledger, `dead` from DEAD, `in_flight` from what lies in
 TASKS, EPISODES and SAMPLES. An imbalance other than 0 is a fault of the system. Evaluation is outside the account.
 
+Each policy that is trained has an account of its own, of the same executions: what one has trained may still be in flight
+for another, or hold nothing of it (dropped: absent).
+
 A further physical copy of an execution that has its place already is a `duplicate`: shown beside, not in the sum.
 """
 
@@ -121,13 +124,15 @@ def close_account(
     dead: Iterable[Logical],
     present: Iterable[Logical],
     retried: Iterable[Logical] = (),
+    asked: Sequence[Numbered] | None = None,
 ) -> Account:
     """The account. `issued`: per source; `dead`, `present`, `retried`: physical copies, read before the ledger was.
 
     `retried`: dead letters that were published again. They are wherever that went; found nowhere, they are dead again.
+    `asked`: the ledger that asks for refills, where it is another one.
     """
     positions = {source: one if isinstance(one, Issued) else Issued(one, 0) for source, one in issued.items()}
-    refilled = _refilled(records, positions)
+    refilled = _refilled(records if asked is None else asked, positions)
     done = settled(records)
     trained, masked, double = _planned(done)
     disposed = trained | masked
@@ -169,7 +174,13 @@ def close_account(
 
 
 async def account(bus: Bus) -> Account:
-    """Reads the run's streams and closes its account, also while the run is under way.
+    """That of the run's own policy."""
+    return (await accounts(bus))[""]
+
+
+async def accounts(bus: Bus, policies: Iterable[str] = ()) -> dict[str, Account]:
+    """Reads the run's streams and closes the account of its own policy ("") and of the further `policies`, also while the run
+    is under way.
 
     The streams are read in the order in which an execution passes through them, and it is stored in the next before it
     leaves the one before: so it may be seen twice (the later place counts), but never missed.
@@ -177,12 +188,18 @@ async def account(bus: Bus) -> Account:
     issued = await _issued(bus)
     present = [*await _tasks(bus), *await _executions(bus, "episodes"), *await _executions(bus, "samples")]
     dead, retried = await _dead(bus)
-    return close_account(issued, await read_ledger(bus), dead, present, retried)
+    first = await read_ledger(bus)
+    found = {"": close_account(issued, first, dead, present, retried)}
+    for policy in policies:
+        records = await read_ledger(bus, policy)
+        found[policy] = close_account(issued, records, dead, present, retried, first)
+    return found
 
 
-async def read_ledger(bus: Bus) -> list[Numbered]:
-    """Every record that the ledger holds now."""
-    return [ledger.decode_entry(entry) for entry in await _entries(bus, "ledger", headers_only=False)]
+async def read_ledger(bus: Bus, policy: str = "") -> list[Numbered]:
+    """Every record that a policy's ledger holds now."""
+    key = names.ledger_of(policy)
+    return [ledger.decode_entry(entry) for entry in await _entries(bus, key, headers_only=False)]
 
 
 def _logical(place: Place) -> Logical:

@@ -11,12 +11,13 @@ import msgspec
 import psutil
 
 from physarum.actors.address import own_address
-from physarum.bus import metrics
+from physarum.bus import metrics, names
 from physarum.bus.blob_access import Blobs
 from physarum.bus.blobs import BlobStore
 from physarum.bus.claims import ClaimBook
 from physarum.bus.connection import Bus
 from physarum.bus.endpoint import Endpoint
+from physarum.bus.names import StreamKey
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
 from physarum.configs.blobs import BlobsConfig
@@ -45,9 +46,19 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class RunFolder(msgspec.Struct, frozen=True):
-    """Where a run keeps its files."""
+    """Where a run keeps its files. `policy`: whose start model, checkpoints and results are meant, "" for the run's own."""
 
     path: Path
+    policy: str = ""
+
+    def of_policy(self, name: str) -> RunFolder:
+        """The same folder, for the files of another policy."""
+        return RunFolder(self.path, name)
+
+    @property
+    def own(self) -> Path:
+        """Where the policy's own files are."""
+        return self.path / "policies" / self.policy if self.policy else self.path
 
     @property
     def run(self) -> str:
@@ -81,7 +92,7 @@ class RunFolder(msgspec.Struct, frozen=True):
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.own / "checkpoints"
 
     @property
     def weights(self) -> Path:
@@ -95,7 +106,7 @@ class RunFolder(msgspec.Struct, frozen=True):
     @property
     def exports(self) -> Path:
         """Versions in Hugging Face form (`trainer.export_every`)."""
-        return self.path / "exports"
+        return self.own / "exports"
 
     @property
     def unfinished(self) -> Path:
@@ -109,12 +120,17 @@ class RunFolder(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> Path:
-        return self.path / "model"
+        return self.own / "model"
 
     @property
     def start_model(self) -> Path:
         """A link to the folder of the start model, whatever made it."""
-        return self.path / "start_model"
+        return self.own / "start_model"
+
+    @property
+    def start_model_record(self) -> Path:
+        """Where the start model came from."""
+        return self.own / "start_model.json"
 
     @property
     def blobs(self) -> BlobStore:
@@ -132,7 +148,9 @@ class RunFolder(msgspec.Struct, frozen=True):
 
 
 class Context:
-    """One actor's surroundings. `draining` is set when it should finish what it holds and take nothing new."""
+    """One actor's surroundings. `draining` is set when it should finish what it holds and take nothing new.
+
+    Who works for one policy is given `config` and `folder` as that policy has them (policies.py)."""
 
     def __init__(
         self,
@@ -162,6 +180,16 @@ class Context:
         self.paused = False
         self.resumed = asyncio.Event()
         self.resumed.set()
+
+    @property
+    def policy(self) -> str:
+        """For which of `policies` this actor works; "" for the run's own, or for all."""
+        return self.config.policy
+
+    @property
+    def ledger(self) -> StreamKey:
+        """The policy's."""
+        return names.ledger_of(self.policy)
 
     def run_register(self, kind: type[T]) -> Register[T]:
         """The RUN register for records of `kind`."""

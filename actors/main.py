@@ -14,6 +14,7 @@ import uvloop
 
 from physarum.actors.context import Context, Identity, RunFolder
 from physarum.actors.errors import EXIT_FAILED, EXIT_OK, EXIT_UNRECOVERABLE, UnrecoverableError
+from physarum.actors.policies import policy_of
 from physarum.actors.roles import actor_class
 from physarum.actors.runtime import Runtime
 from physarum.bus.connection import Bus
@@ -37,7 +38,9 @@ def configure_logging(identity: Identity) -> None:
 
 async def run_actor(identity: Identity, folder: RunFolder) -> None:
     """Connects and runs one actor to its end."""
-    config = resolve(folder.config)
+    whole = resolve(folder.config)
+    policy = policy_of(whole, identity.role, identity.instance)
+    config, folder = whole.of_policy(policy), folder.of_policy(policy)
     endpoint = msgspec.json.decode(folder.endpoint.read_bytes(), type=Endpoint)
     bus = await Bus.connect(endpoint, identity.run, identity.instance, deadline_s=config.bus.start_timeout_s)
     try:

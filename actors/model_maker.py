@@ -28,6 +28,7 @@ from physarum.actors.supervisor.stop import StopRequest
 from physarum.configs.hooks import Hook
 from physarum.configs.loader import digest, resolve
 from physarum.configs.model import FactoryConfig, HubConfig
+from physarum.configs.origin import dotted
 from physarum.configs.root import RootConfig
 from physarum.configs.rows import RowsConfig
 from physarum.configs.run import RunConfig
@@ -61,33 +62,35 @@ TrainRun = Callable[[RootConfig], Awaitable[Path]]
 async def link_start_model(
     config: RootConfig, folder: RunFolder, stop: StopRequest, train: TrainRun, reporter: Reporter
 ) -> StartModel:
-    """Makes the start model when needed and links it. Raises StartModelError, HubError or InterruptedRunError."""
-    record = folder.path / "start_model.json"
+    """Makes a policy's start model when needed and links it; `config` and `folder` as it has them.
+
+    Raises StartModelError, HubError or InterruptedRunError."""
+    record = folder.start_model_record
     if (folder.start_model / "config.json").is_file() and record.is_file():
         return msgspec.json.decode(record.read_bytes(), type=StartModel)
     made = await _make(config, stop, train, reporter)
     if not (Path(made.folder) / "config.json").is_file():
         raise StartModelError(
             f"the start model ({made.origin}) has no config.json in {made.folder}; expected a Hugging Face folder."
-            f" Remedy: correct model.{made.origin}, or what it names"
+            f" Remedy: correct {dotted((*config.under, 'model', made.origin))}, or what it names"
         )
     return link(folder, made)
 
 
 def link(folder: RunFolder, made: StartModel) -> StartModel:
     """Has `start_model` lead to a model, and records where that came from."""
-    aside = folder.path / ".start_model.new"
+    aside = folder.own / ".start_model.new"
     aside.unlink(missing_ok=True)
     aside.symlink_to(made.folder, target_is_directory=True)
     os.replace(aside, folder.start_model)
-    write_atomic(folder.path / "start_model.json", msgspec.json.encode(made))
+    write_atomic(folder.start_model_record, msgspec.json.encode(made))
     return made
 
 
 def read_start_model(folder: RunFolder) -> StartModel | None:
     """What `link_start_model` recorded, if it got that far."""
     try:
-        return msgspec.json.decode((folder.path / "start_model.json").read_bytes(), type=StartModel)
+        return msgspec.json.decode(folder.start_model_record.read_bytes(), type=StartModel)
     except FileNotFoundError:
         return None
 

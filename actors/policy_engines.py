@@ -1,4 +1,4 @@
-"""The engines that serve the policy, as presence tells of them."""
+"""The engines that serve a policy, the one whose view of the run is given, as presence tells of them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DEFAULT_GROUP: Final = "policy"
 
 
 def policy_group(config: RootConfig) -> str:
-    """The first group without a model of its own that is not kept for evaluations."""
+    """The first group that follows the policy's versions and is not kept for evaluations."""
     kept = None if config.evaluation is None else config.evaluation.engines
-    following = [name for name, engine in config.engines.items() if engine.model is None and name != kept]
+    following = [name for name in config.following if name != kept]
     return following[0] if following else _DEFAULT_GROUP
 
 

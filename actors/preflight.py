@@ -42,7 +42,7 @@ def check(config: RootConfig, machine: str = HEAD) -> list[Problem]:
 
 def _quantisation(config: RootConfig) -> Iterator[Problem]:
     """Versions can be quantised as the folders say that engines start from."""
-    folders: dict[KeyPath, Path | None] = {("model", "path"): config.model.path}
+    folders: dict[KeyPath, Path | None] = {(*view.under, "model", "path"): view.model.path for view in config.views()}
     folders |= {("engines", name, "quantised_model"): one.quantised_model for name, one in config.engines.items()}
     for key, folder in folders.items():
         if folder is None or not (folder / "config.json").is_file():

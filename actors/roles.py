@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from physarum.actors.engine.nodes import name_of
+from physarum.actors.policies import TRAINER, trainer_instance
 from physarum.actors.runtime import Actor
 from physarum.configs.root import RootConfig
 
@@ -75,4 +76,6 @@ def instances(config: RootConfig) -> list[tuple[str, str]]:
             wanted += [("router", f"router-{group}-0") for group in started]
         else:
             wanted += [(role, f"{role}-{number}") for number in range(counts[role])]
+        if role == TRAINER:
+            wanted += [(role, trainer_instance(policy)) for policy in config.policies]
     return wanted

@@ -16,8 +16,8 @@ from physarum.weightsync.quantisation.plan import Quantisation
 
 
 def served_model(folder: RunFolder, config: RootConfig) -> Path:
-    """The start model, or its quantised form (`engines.GROUP.quantised_model`, equal in all groups that follow versions)."""
-    forms = (group.quantised_model for group in config.engines.values())
+    """The policy's start model, or its quantised form (`engines.GROUP.quantised_model`, equal in all groups that follow it)."""
+    forms = (group.quantised_model for group in config.following.values())
     return next((one for one in forms if one is not None), folder.start_model)
 
 

@@ -29,6 +29,7 @@ DEAD_MARK: Final = "dead"
 HOLD: Final = "hold"
 SCALE: Final = "scale"
 SAMPLING: Final = "sampling"
+FLOOR: Final = "floor"
 ASSEMBLY: Final = "assembly"
 
 Phase: TypeAlias = Literal["open", "finished", "stopped", "failed"]
@@ -50,6 +51,12 @@ class TrainerDone(msgspec.Struct, frozen=True):
     steps: int
     model: str
     at: float
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """A policy needs nothing of SAMPLES below `sequence`."""
+
+    sequence: int
 
 
 class Hold(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from physarum.actors import states
-from physarum.actors.account import Account, account, read_ledger, settled
+from physarum.actors import policies, states
+from physarum.actors.account import Account, accounts, read_ledger, settled
 from physarum.actors.context import RunFolder
 from physarum.actors.model_maker import StartModel, read_start_model
 from physarum.bus import log, names
@@ -33,7 +33,7 @@ _MERGE_AT = 4096
 
 
 class Tally:
-    """What only reports say. `add` every metric of the run once."""
+    """What only reports say. `add` every metric of the run once, but those of further policies' trainers."""
 
     def __init__(self) -> None:
         self.tokens_generated: int | None = None
@@ -85,25 +85,44 @@ class Facts(msgspec.Struct, kw_only=True):
 
 async def summarise(bus: Bus, config: RootConfig, folder: RunFolder, tally: Tally) -> dict[str, Any]:
     """Reads the run's ledger and registers (the bus must be up, the actors at rest) and builds the summary."""
+    closed = await accounts(bus, config.policies)
     records = await read_ledger(bus)
-    eval_start = await _register(bus, states.EVAL_START, states.EvalScore)
+    eval_start = await _register(bus, (states.EVAL_START,), states.EvalScore)
     facts = Facts(
         steps=[step for step, _ in settled(records)],
         training_began_at=await _began_at(bus, records, tally, eval_start),
         eval_start=eval_start,
-        eval_end=await _register(bus, states.EVAL_END, states.EvalScore),
-        done=await _register(bus, states.TRAINER_DONE, states.TrainerDone),
+        eval_end=await _register(bus, (states.EVAL_END,), states.EvalScore),
+        done=await _register(bus, (states.TRAINER_DONE,), states.TrainerDone),
         start_model=read_start_model(folder),
         age_bound=config.age.bound,
     )
-    return build(facts, tally, await account(bus))
+    result = build(facts, tally, closed.pop(""))
+    further = {name: await _of_policy(bus, name, own, config.of_policy(name)) for name, own in closed.items()}
+    return {**result, **({"policies": further} if further else {})}
+
+
+async def _of_policy(bus: Bus, name: str, closed: Account, view: RootConfig) -> dict[str, Any]:
+    """What a further policy has of its own."""
+    steps = [step for step, _ in settled(await read_ledger(bus, name))]
+    done = await _register(bus, policies.key(states.TRAINER_DONE, name), states.TrainerDone)
+    rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
+    return {
+        "steps": sum(step.changed for step in steps),
+        "tokens_trained": closed.tokens.trained,
+        "reward_mean_last": _rounded(rewards[-1]) if rewards else None,
+        "age_bound": view.age.bound,
+        "max_trained_age": _oldest(steps),
+        "freshness": _freshness(steps),
+        "model_dir": done.model if done else None,
+        "account": closed.to_dict(),
+    }
 
 
 def build(facts: Facts, tally: Tally, closed: Account) -> dict[str, Any]:
     """The summary's fields, in the order in which they are shown."""
     steps = facts.steps
     seconds = _seconds(facts)
-    ages = [age for step in steps for age, tokens in step.ages.items() if tokens]
     return {
         "reward_start": facts.eval_start.score if facts.eval_start else None,
         "reward_end": facts.eval_end.score if facts.eval_end else None,
@@ -117,7 +136,7 @@ def build(facts: Facts, tally: Tally, closed: Account) -> dict[str, Any]:
         "trainer_wait_share": _rounded(_waited_s(facts) / seconds) if seconds else None,
         "overlap_share": _rounded(overlap_share(steps, tally.generating)),
         "age_bound": facts.age_bound,
-        "max_trained_age": max(ages, default=None),
+        "max_trained_age": _oldest(steps),
         "freshness": _freshness(steps),
         "multi_version_samples": sum(step.multi_version_samples for step in steps),
         "pause_p50_s": _rounded(percentile(tally.pauses_s, 0.50)),
@@ -200,6 +219,11 @@ def _freshness(steps: Sequence[StepRecord]) -> dict[str, Any]:
     }
 
 
+def _oldest(steps: Sequence[StepRecord]) -> int | None:
+    """The largest age of a token that was trained."""
+    return max((age for step in steps for age, tokens in step.ages.items() if tokens), default=None)
+
+
 def _setup(model: StartModel | None, tally: Tally) -> dict[str, Any]:
     """`sft` is what making the start model took when it was made; `sft_cached` says that it was made earlier."""
     by_run = model is not None and model.origin == "made_by"
@@ -226,9 +250,9 @@ async def _began_at(
     return max(ready_at, eval_start.finished_at) if eval_start is not None else ready_at
 
 
-async def _register(bus: Bus, key: str, kind: type[T]) -> T | None:
+async def _register(bus: Bus, key: tuple[str, ...], kind: type[T]) -> T | None:
     """The RUN register's value under `key`, read without a writer's means."""
-    subject = names.subject(bus.run, "run", key)
+    subject = names.subject(bus.run, "run", *key)
     reply = await bus.request(f"$JS.API.DIRECT.GET.{names.stream(bus.run, 'run')}.{subject}", b"")
     return decode(reply.data, kind) if reply.data else None
 

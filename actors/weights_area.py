@@ -15,10 +15,11 @@ _ON_THE_WAY: Final = 2
 
 
 def weights_area(folder: RunFolder, config: RootConfig, only_look: bool = False) -> SharedArea:
-    """The size of the model that engines start from says whether memory can hold what is kept; a host without one holds no
-    version either. With `only_look` nothing is made where nothing is. Blocking. Raises ManifestError for a model that cannot
-    be read.
+    """One for all policies. The size of the models that engines start from says whether memory can hold what is kept; a host
+    without one holds no version either. With `only_look` nothing is made where nothing is. Blocking. Raises ManifestError for
+    a model that cannot be read.
     """
-    model = served_model(folder, config)
-    model_bytes = sum(form.size_bytes for form in forms_in(model.resolve()).values()) if model.exists() else 0
+    models = [served_model(folder.of_policy(view.policy), view) for view in config.views()]
+    forms = [form for model in models if model.exists() for form in forms_in(model.resolve()).values()]
+    model_bytes = sum(form.size_bytes for form in forms)
     return SharedArea.of_run(folder.path, model_bytes, config.checkpoint.keep_last + _ON_THE_WAY, only_look)

@@ -48,6 +48,7 @@ from physarum.agents.held import Held, check_sampling
 from physarum.agents.journal import Journal
 from physarum.agents.meter import BusyMeter
 from physarum.agents.pairs import MovedError, PrefillError, room_at
+from physarum.agents.policies import Policies, PolicyParts
 from physarum.agents.protocols import Generation, TokenIds, Tokenizer
 from physarum.agents.replay import Kind, Replay
 from physarum.agents.retries import DEFAULT_RETRY, Retries, RetryPolicy
@@ -120,11 +121,13 @@ class EngineClient:
         episode_tokens: int | None = None,
         choices: EngineChoices | None = None,
         stream_tokens: int | None = None,
+        policies: Policies[EngineClient] | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`episode_tokens`: what the requests of one task may generate in all; `cache_per_version` sends extra_key = the
         engine's version, so that no prefix of old weights is reused; `resume_aborted` False returns an aborted generation as
         it is (finish_reason "abort"); with `stream_tokens` answers come in chunks of so many, which outlive their engine.
+        `policies`: the further ones that an episode may ask for by name.
         `on_sent`, to be set on a task's view, is called when a request goes out, after it waited for an engine."""
         self._session, self._router, self._tokenizer = session, router, tokenizer
         self._sampling: dict[str, Any] = dict(sampling or {})
@@ -136,11 +139,15 @@ class EngineClient:
         self._minimum: int | None = None
         self._affinity = Session()
         self._choices = choices or EngineChoices()
+        self._policies = policies or Policies()
+        self._evaluates = False
+        self._named: Mapping[str, Any] = {}
         self._stream_tokens = stream_tokens
         self.live = LiveSampling()
         self.environments: Mapping[str, EnvironmentPool] = {}
         self._row: Mapping[str, Any] = {}
         self._seeds: Seeds | None = None
+        self._given_seed: int | None = None
         self._episode_tokens = episode_tokens
         self._budget = TokenBudget(None)
         self.clock = EpisodeClock()
@@ -174,9 +181,11 @@ class EngineClient:
         view = copy.copy(self)
         view._sampling = {**self._sampling, **task.sampling}
         view._row = task.metadata.get("sampling") or {}
-        if task.task_class == "eval":  # it has sampling of its own, and nothing of it is trained
+        view._evaluates = task.task_class == "eval"
+        if view._evaluates:  # it has sampling of its own, and nothing of it is trained
             view.live, view._choices = LiveSampling(), EngineChoices(seed=self._choices.seed)
-        seed = view._sampling.pop("sampling_seed", self._choices.seed)
+        view._given_seed = view._sampling.pop("sampling_seed", None)
+        seed = self._choices.seed if view._given_seed is None else view._given_seed
         view._row = {name: value for name, value in view._row.items() if name != "sampling_seed"}
         view._seeds = None if seed is None else Seeds(seed, task.id)
         view._rid_prefix = f"{task.id}:"
@@ -184,6 +193,26 @@ class EngineClient:
         view._affinity = Session(resumed=bool(task.begun))
         view._budget, view.clock = TokenBudget(self._episode_tokens), EpisodeClock()
         view.journal = Journal(task.begun)
+        view._policies = self._policies.for_task(view)
+        return view
+
+    def of(self, policy: str) -> EngineClient:
+        """See protocols.Client.of."""
+        return self._policies.view(policy, self, EngineClient._seated)
+
+    def _seated(self, name: str, parts: PolicyParts) -> EngineClient:
+        """A view of this task for another policy."""
+        view = copy.copy(self)
+        view._router, view._tokenizer, view._named = parts.router, parts.tokenizer, {"policy": name}
+        view._choices = EngineChoices(seed=parts.choices.seed) if self._evaluates else parts.choices
+        view._pin = view._minimum = None
+        view._affinity = Session(resumed=self._affinity.resumed)
+        given = self._given_seed
+        if parts.sampling is not None:
+            view._sampling, view._row, view.live = dict(parts.sampling), {}, LiveSampling()
+            given = view._sampling.pop("sampling_seed", None)
+        seed = parts.choices.seed if given is None else given
+        view._seeds = None if seed is None else Seeds(seed, f"{self._rid_prefix}{name}")
         return view
 
     @contextlib.asynccontextmanager
@@ -222,7 +251,7 @@ class EngineClient:
         if self._seeds is not None and "sampling_seed" not in params:
             given["sampling_seed"] = params["sampling_seed"] = self._seeds.next(prompt)
         named = check_sampling({**self._sampling, **self._row, **given})
-        held = self._open(prompt, self._budget.within(params), self._budget.within(named))
+        held = self._open(prompt, self._budget.within(params), {**self._budget.within(named), **self._named})
         made = self._comparable(await self._finish(held), params)
         self._affinity.reported(prompt, made)
         self._budget.spend(len(made.token_ids))

@@ -71,7 +71,8 @@ class Tokenizer(Protocol):
 
 
 class Client(Protocol):
-    """A policy as an episode sees it. Retries, engine choice, updates and interruptions happen underneath."""
+    """A policy as an episode sees it: the run's own, or what `of` gives. Retries, engine choice, updates and interruptions
+    happen underneath."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -86,6 +87,11 @@ class Client(Protocol):
     def environment(self, name: str) -> AbstractAsyncContextManager[Leased]:
         """`async with client.environment("browser") as leased`: an instance of the class `environments.<name>` for the block.
         The episode's clock stands still while it waits for a place. Raises EnvironmentLeaseError."""
+        ...
+
+    def of(self, policy: str) -> Client:
+        """The same episode's client of another policy of the run (`policies.<name>`, or `model.name`). Asked twice, it is the
+        same one. A sample holds tokens of one policy only. Raises NoPolicyError."""
         ...
 
     def at_least(self, number: int) -> Client:

@@ -6,7 +6,7 @@
 | EPISODES | work queue                   | refuse new (waits)  | the same, for executions that wait for their reward |
 | SAMPLES  | log, trimmed by the trainer  | refuse new (waits)  | the trainer reads by its own cursor |
 | EVALS    | log                          | refuse new (waits)  | scored evaluation executions, outside the account |
-| LEDGER   | log                          | refuse new (waits)  | plan, step, durable and rollback records |
+| LEDGER   | log, one for each policy     | refuse new (waits)  | plan, step, durable and rollback records |
 | DEAD     | log                          | refuse new (waits)  | what could not be processed, with its reason |
 | ADDED    | log                          | refuse new (waits)  | rows that were added at run time, one subject each |
 | METRICS  | memory, one hour             | discard old         | numbers for tables and plots; may be lost |
@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -53,9 +53,14 @@ _FORMING: Final = (10005, 10008)
 _BACKOFF_MAX_S: Final = 2.0
 
 
-def stream_configs(run: str, config: BusConfig) -> list[StreamConfig]:
-    """The streams of one run. Durable ones share `bus.max_store_bytes`; registers hold one message per key."""
-    durable = [_log(run, key, _log_bytes(key, config)) for key in (*_LOGS, "added")]
+def stream_configs(run: str, config: BusConfig, policies: Sequence[str] = ()) -> list[StreamConfig]:
+    """The streams of one run. Durable ones share `bus.max_store_bytes`; registers hold one message per key.
+
+    `policies`: the further ones, whose ledgers share the run's."""
+    ledgers = [names.ledger_of(policy) for policy in policies]
+    sizes = {key: _log_bytes(key, config) for key in (*_LOGS, "added")}
+    sizes |= {key: sizes["ledger"] // (1 + len(ledgers)) for key in (*ledgers, "ledger")} if ledgers else {}
+    durable = [_log(run, key, size) for key, size in sizes.items()]
     queues = [_queue(run, key, config) for key in _QUEUES]
     registers = [_register(run, key, expiring=True) for key in _EXPIRING]
     registers += [_register(run, key, expiring=False) for key in _REGISTERS]
@@ -67,12 +72,13 @@ def stream_configs(run: str, config: BusConfig) -> list[StreamConfig]:
 
 def consumer_configs(config: BusConfig) -> list[tuple[StreamKey, ConsumerConfig]]:
     """One consumer per task class (overlapping work-queue filters are refused) and one for episodes."""
-    tasks = [("tasks", _worker(config, f"tasks_{name}", name)) for name in names.TASK_CLASSES]
-    episodes = [("episodes", _worker(config, f"episodes_{name}", name)) for name in ("train", "eval")]
-    return [(key, worker) for key, worker in (*tasks, *episodes) if key in _QUEUES]  # narrow the literal type
+    tasks: list[tuple[StreamKey, ConsumerConfig]] = [
+        ("tasks", _worker(config, f"tasks_{name}", name)) for name in names.TASK_CLASSES
+    ]
+    return [*tasks, *(("episodes", _worker(config, f"episodes_{name}", name)) for name in ("train", "eval"))]
 
 
-async def create(bus: Bus, config: BusConfig) -> None:
+async def create(bus: Bus, config: BusConfig, policies: Sequence[str] = ()) -> None:
     """Creates what is missing; existing streams of the same run are kept.
 
     A cluster that is still forming, or lacks a server for `bus.replicas`, is waited for until `bus.start_timeout_s`.
@@ -81,7 +87,7 @@ async def create(bus: Bus, config: BusConfig) -> None:
     context = bus.client.jetstream(timeout=bus.timeout_s)
     until = asyncio.get_running_loop().time() + config.start_timeout_s
     try:
-        for stream in stream_configs(bus.run, config):
+        for stream in stream_configs(bus.run, config, policies):
             await _placed(partial(context.add_stream, stream), until)
         for key, consumer in consumer_configs(config):
             consumer.filter_subject = names.subject(bus.run, key, str(consumer.filter_subject)) + ".>"

@@ -1,4 +1,4 @@
-"""The ledger: a log of what the trainer planned, did and made durable; the account is read from it.
+"""The ledger: a log of what a trainer planned, did and made durable; the account is read from it. Each policy has one.
 
 Every append names the sequence it must follow. A trainer that lost its lease is refused by that, not by its clock: the
 new owner's first record (`rollback`) moves the end of the log.
@@ -16,6 +16,7 @@ from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
 from physarum.bus.errors import LeaseLostError, StreamFullError, WrongSequenceError
 from physarum.bus.log import LogEntry, LogReader
+from physarum.bus.names import StreamKey
 from physarum.bus.publisher import Publisher
 from physarum.bus.version import Fork
 
@@ -190,11 +191,11 @@ def decode_entry(entry: LogEntry) -> Numbered:
     return Numbered(entry.sequence, decode(entry.data, LedgerRecord))  # type: ignore[arg-type]
 
 
-async def read(bus: Bus, start: int = 1) -> list[Numbered]:
-    """All records from sequence `start` to the end that the ledger has now."""
-    last = (await log.state(bus, "ledger")).last
+async def read(bus: Bus, start: int = 1, key: StreamKey = "ledger") -> list[Numbered]:
+    """All records from sequence `start` to the end that the ledger `key` has now."""
+    last = (await log.state(bus, key)).last
     found: list[Numbered] = []
-    reader = LogReader(bus, "ledger", start)
+    reader = LogReader(bus, key, start)
     if last < start:
         return found
     async with contextlib.aclosing(reader.batches()) as batches:
@@ -208,9 +209,11 @@ async def read(bus: Bus, start: int = 1) -> list[Numbered]:
 class Ledger:
     """The trainer's pen. Only the holder of the trainer's lease may write; `epoch` is its fencing token."""
 
-    def __init__(self, bus: Bus, publisher: Publisher, last_sequence: int, epoch: int) -> None:
+    def __init__(
+        self, bus: Bus, publisher: Publisher, last_sequence: int, epoch: int, key: StreamKey = "ledger"
+    ) -> None:
         self._bus, self._publisher = bus, publisher
-        self._subject = names.subject(bus.run, "ledger", "record")
+        self._subject = names.subject(bus.run, key, "record")
         self._epoch = epoch
         self.last_sequence = last_sequence
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Final, Literal, NewType, TypeAlias
 
 from physarum.bus.errors import BusError
 
@@ -13,21 +13,26 @@ BLOB_HEADER: Final = "Ph-Blob"
 SCORES_HEADER: Final = "Ph-Scores"
 MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 
-StreamKey = Literal[
-    "tasks",
-    "episodes",
-    "samples",
-    "evals",
-    "ledger",
-    "dead",
-    "added",
-    "metrics",
-    "lease",
-    "presence",
-    "claims",
-    "weights",
-    "run",
-]
+LedgerKey = NewType("LedgerKey", str)
+"""The ledger of a further policy."""
+StreamKey: TypeAlias = (
+    Literal[
+        "tasks",
+        "episodes",
+        "samples",
+        "evals",
+        "ledger",
+        "dead",
+        "added",
+        "metrics",
+        "lease",
+        "presence",
+        "claims",
+        "weights",
+        "run",
+    ]
+    | LedgerKey
+)
 TASK_CLASSES: Final = ("partial", "p0", "p1", "eval")
 
 _BLOB: Final = "blob"
@@ -44,6 +49,11 @@ def check_run(run: str) -> str:
     if not _RUN.fullmatch(run):
         raise RunNameError(f"run id {run!r} is not usable: expected 1 to 32 characters of a-z, 0-9 and '-'")
     return run
+
+
+def ledger_of(policy: str) -> StreamKey:
+    """The ledger of a policy, "" for the run's own: each is a log of its own, so that its sequences have no gaps."""
+    return LedgerKey(f"ledger-{policy}") if policy else "ledger"
 
 
 def stream(run: str, key: StreamKey) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from physarum.bus.engine_choices import KeptTokens, check_kept_tokens, check_routed_experts
 from physarum.bus.errors import RecordError
-from physarum.bus.version import Span
+from physarum.bus.version import Span, model_of
 
 SCHEMA_VERSION: Final = 1
 
@@ -129,6 +129,11 @@ class Sample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return len(self.token_ids) - self.prompt_len
 
     @property
+    def policy(self) -> str:
+        """Which policy made it, by the model in its spans; "" where they name none."""
+        return model_of(self.spans)
+
+    @property
     def turns(self) -> Array:
         """int32 [R]: which turn of the policy each token belongs to (a run of loss_mask True), -1 for the environment's."""
         begins = np.diff(self.loss_mask.astype(np.int8), prepend=0) == 1
@@ -210,6 +215,11 @@ class SampleHeader(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     spans: list[Span]
     span_trainable: list[int]
+
+    @property
+    def policy(self) -> str:
+        """As Sample.policy."""
+        return model_of(self.spans)
 
 
 class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):

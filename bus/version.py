@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -64,6 +65,11 @@ def effective_number(version: Version, forks: tuple[Fork, ...]) -> int:
 def age(version: Version, current_number: int, forks: tuple[Fork, ...] = ()) -> int:
     """Weight-changing steps between the version that made a token and the step about to begin."""
     return current_number - effective_number(version, forks)
+
+
+def model_of(spans: Sequence[Span]) -> str:
+    """The model of the first span; "" where there is none."""
+    return spans[0].version.partition("@")[0] if spans else ""
 
 
 def append_span(spans: list[Span], version: str, count: int) -> None:

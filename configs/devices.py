@@ -52,7 +52,9 @@ def device_groups(config: RootConfig, machine: str | None = None) -> dict[KeyPat
     with processes there, and how many (None: the run's only machine)."""
     groups: dict[KeyPath, DeviceGroup] = {}
     if machine in (None, HEAD):
-        groups["trainer",] = DeviceGroup(config.trainer.gpus, config.trainer.ranks, config.trainer.env)
+        for view in config.views():
+            trainer = view.trainer
+            groups[*view.under, "trainer"] = DeviceGroup(trainer.gpus, trainer.ranks, trainer.env)
     for key, one in ((("rollout",), config.rollout), (("reward",), config.reward)):
         here = len(local_slots(config, key, machine))
         if here or machine is None:

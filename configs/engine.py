@@ -10,7 +10,18 @@ from pydantic import Field, JsonValue, model_validator
 from physarum.configs.hooks import Hook
 from physarum.configs.servers import Place, ServersConfig, check_roles, place_of
 from physarum.configs.sglang_arguments import WAITS_FOR_WEIGHTS, OwnArguments, SglangArguments
-from physarum.configs.types import Arguments, Count, Devices, Environment, HttpUrl, HttpUrls, Seconds, Section, refuse
+from physarum.configs.types import (
+    Arguments,
+    Count,
+    Devices,
+    Environment,
+    HttpUrl,
+    HttpUrls,
+    Name,
+    Seconds,
+    Section,
+    refuse,
+)
 
 
 class CanaryConfig(Section):
@@ -68,6 +79,8 @@ class EngineConfig(Section):
     """Different servers in the place of `count` equal ones (configs/servers.py)."""
     model: Path | None = None
     """A Hugging Face folder; null serves the policy and follows its versions."""
+    policy: Name | None = None
+    """Which policy's versions are followed, of `policies`; null: the run's own."""
     quantised_model: Path | None = None
     """The start model in a quantised form (a Hugging Face folder whose config.json has a quantization_config): the engines
     start from it, and versions are quantised in the same way. Null: they start from the start model as it is."""

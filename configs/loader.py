@@ -22,6 +22,7 @@ from physarum.configs.machine_counts import counted
 from physarum.configs.merge import merge
 from physarum.configs.origin import KeyPath, Origins, display_path, dotted
 from physarum.configs.overrides import Override, apply_overrides
+from physarum.configs.policy_layer import with_policies
 from physarum.configs.problems import schema_problems
 from physarum.configs.root import RootConfig
 from physarum.configs.secrets import is_secret_key
@@ -35,7 +36,7 @@ _OPEN_SECTIONS = ("args", "extra", "megatron", "sglang")
 
 def resolve(path: Path | str, overrides: Sequence[Override] = ()) -> RootConfig:
     """Reads `path`, what it extends, and the overrides over it. Raises ConfigError with every problem found."""
-    layer = counted(apply_overrides(spread(_read_layers(Path(os.path.abspath(path)), ())), overrides))
+    layer = with_policies(counted(apply_overrides(spread(_read_layers(Path(os.path.abspath(path)), ())), overrides)))
     origins = Origins(layer.origins)
     problems = list(_written_secrets(layer.values, (), origins))
     try:

@@ -9,7 +9,7 @@ from physarum.configs.algorithm_rules import algorithm_findings
 from physarum.configs.errors import Problem, Severity
 from physarum.configs.reward_rules import reward_problems
 from physarum.configs.root import RootConfig
-from physarum.configs.rules import aging, placing, running, scoring, serving, training
+from physarum.configs.rules import aging, placing, policies, running, scoring, serving, training
 from physarum.configs.rules.finding import Rule
 
 _RULES: tuple[Rule, ...] = (
@@ -20,6 +20,7 @@ _RULES: tuple[Rule, ...] = (
     *scoring.RULES,
     *serving.RULES,
     *placing.RULES,
+    *policies.RULES,
 )
 
 

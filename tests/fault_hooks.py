@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from physarum.agents.protocols import Client
 from physarum.agents.trajectory import Trajectory
-from physarum.bus.records import ExecutionHeader, Sample, Task
+from physarum.bus.records import Execution, ExecutionHeader, Sample, Task
 from physarum.bus.version import Span
 
 
@@ -124,6 +124,35 @@ async def aged(task: Task, client: Client, *, folder: str = "") -> list[Sample]:
     ]
 
 
+SOLVERS: Final = 500
+"""In the place of the attempt, in the tokens of the policy "solver"."""
+
+
+async def two_policies(
+    task: Task, client: Client, *, folder: str = "", seconds: float = 0.0, padding: int = 0
+) -> list[Sample]:
+    """One sample of each policy, the solver's first; by the ordinal, some tasks are of one policy alone."""
+    if str(task.prompt) == "die-first" and task.attempt == 0:
+        raise ValueError("the first attempt dies")
+    await asyncio.sleep(seconds)
+    marks = {"solver": SOLVERS, "policy": 0}
+    made = {
+        name: sample(task.ordinal, task.attempt + mark, padding)
+        for name, mark in marks.items()
+        if plays(name, task.ordinal)
+    }
+    for name, one in made.items():
+        one.origin, one.logprobs = "policy", np.zeros(one.response_len, np.float32)
+        one.spans = [Span(f"{name}@1.0", 0, one.response_len)]
+    return list(made.values())
+
+
+def plays(policy: str, ordinal: int) -> bool:
+    """Whether `two_policies` has a sample of it."""
+    alone = ordinal % 7 == 0
+    return not alone if policy == "policy" else alone or ordinal % 3 != 1
+
+
 async def ask_twice(task: Task, client: Client, **_unused: Any) -> list[Sample]:
     """Two turns of the policy, with one token of the environment between them."""
     trajectory = Trajectory([1, 2, task.ordinal])
@@ -137,3 +166,8 @@ async def ask_twice(task: Task, client: Client, **_unused: Any) -> list[Sample]:
 def row_at_least(headers: list[ExecutionHeader], row: int) -> bool:
     """A filter: groups of rows before `row` are rejected."""
     return all(int(header.group.rpartition("/")[2]) >= row for header in headers)
+
+
+def no_reward(execution: Execution) -> float:
+    """The same for all."""
+    return 0.0

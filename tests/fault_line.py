@@ -25,10 +25,11 @@ from actor_fixture import running
 from bus_fixture import DEADLINE_S
 from fault_hooks import tokens_of
 
-from physarum.actors import main, states
-from physarum.actors.account import Account, account, settled
+from physarum.actors import main, policies, states
+from physarum.actors.account import Account, account, accounts, settled
 from physarum.actors.context import Context, Identity, RunFolder
 from physarum.actors.janitor.actor import JanitorActor
+from physarum.actors.policies import policy_of
 from physarum.actors.reward.actor import RewardActor
 from physarum.actors.rollout.actor import RolloutActor
 from physarum.actors.runtime import Actor
@@ -37,7 +38,7 @@ from physarum.actors.trainer.actor import TrainerActor
 from physarum.actors.trainer.batch import StepResult, TrainSequence
 from physarum.actors.trainer.world import World
 from physarum.agents.calculator.tokenizer import save_tokenizer
-from physarum.bus import lease, ledger, presence
+from physarum.bus import lease, ledger, names, presence
 from physarum.bus.connection import Bus
 from physarum.bus.ledger import PlanRecord
 from physarum.bus.publisher import Publisher
@@ -133,15 +134,22 @@ def prepare(folder: Path, run: str, *overrides: str) -> RunFolder:
     recipe.write_text(RECIPE)
     made = RunFolder(folder / run)
     made.bus.mkdir(parents=True, exist_ok=True)
-    made.config.write_text(dump(resolve(recipe, parse_command_line(list(overrides)))))
-    save_tokenizer(made.start_model)
-    (made.start_model / "config.json").write_text("{}")
+    config = resolve(recipe, parse_command_line(list(overrides)))
+    made.config.write_text(dump(config))
+    for view in config.views():
+        start = made.of_policy(view.policy).start_model
+        save_tokenizer(start)
+        (start / "config.json").write_text("{}")
     return made
 
 
 def context(folder: RunFolder, bus: Bus, publisher: Publisher, role: str) -> Context:
-    """A context over `folder`; a new one for each actor (it carries the wish that the actor drain)."""
-    return Context(Identity(bus.run, role, f"{role}-0"), resolve(folder.config), folder, bus.endpoint, bus, publisher)
+    """A context over `folder`; a new one for each actor (it carries the wish that the actor drain). `trainer-NAME` is the
+    trainer of a further policy."""
+    identity, whole = Identity(bus.run, role.partition("-")[0], f"{role}-0"), resolve(folder.config)
+    policy = policy_of(whole, identity.role, identity.instance)
+    view, own = whole.of_policy(policy), folder.of_policy(policy)
+    return Context(identity, view, own, bus.endpoint, bus, publisher)
 
 
 class Line:
@@ -170,41 +178,43 @@ async def line(
     async with contextlib.AsyncExitStack() as stack:
         for role in roles:
             own = await Publisher(bus).start()
-            actors[role] = KINDS[role](context(folder, bus, own, role))
+            actors[role] = KINDS[role.partition("-")[0]](context(folder, bus, own, role))
             await stack.enter_async_context(running(actors[role]))
         yield Line(folder, bus, publisher, actors)
 
 
-async def finished(bus: Bus, publisher: Publisher, deadline_s: float) -> states.TrainerDone:
-    """What the trainer says when it is done."""
+async def finished(bus: Bus, publisher: Publisher, deadline_s: float, policy: str = "") -> states.TrainerDone:
+    """What the trainer of a policy says when it is done."""
     register: Register[states.TrainerDone] = Register(bus, publisher, "run", states.TrainerDone)
-    async with asyncio.timeout(deadline_s), register.watch(states.TRAINER_DONE) as changed:
-        while (value := (await register.get(states.TRAINER_DONE)).value) is None:
+    key = policies.key(states.TRAINER_DONE, policy)
+    async with asyncio.timeout(deadline_s), register.watch(*key) as changed:
+        while (value := (await register.get(*key)).value) is None:
             await changed.wait()
             changed.clear()
     return value
 
 
-async def check(bus: Bus, folder: RunFolder, expected: Counter[Ordinal]) -> Account:
+async def check(bus: Bus, folder: RunFolder, expected: Counter[Ordinal], policy: str = "", marked: int = 0) -> Account:
     """Asserts that exactly `expected` was trained, each once, and that the weights are made of just these batches.
 
-    `expected` counts (ordinal, attempt). Returns the account, which closes.
+    `expected` counts (ordinal, attempt); `marked`: what the policy's tokens have in the place of the attempt, more than that.
+    Returns the account, which closes.
     """
-    done = settled(await ledger.read(bus))
+    done = settled(await ledger.read(bus, key=names.ledger_of(policy)))
     trained = Counter((one.ordinal, one.attempt) for step, plan in done for one in plan.executions if step.changed)
     assert trained == expected
     weights = ""
     for _, plan in done:
-        weights = chained(weights, _tokens(plan)) if plan.executions else weights
-    assert (folder.model / "weights").read_text() == weights
-    made = await account(bus)
+        weights = chained(weights, _tokens(plan, marked)) if plan.executions else weights
+    assert (folder.of_policy(policy).model / "weights").read_text() == weights
+    made = (await accounts(bus, [policy] if policy else []))[policy]
     assert made.closes, made
     assert made.trained == expected.total()
     return made
 
 
-def _tokens(plan: PlanRecord) -> list[list[int]]:
-    return [tokens_of(one.ordinal, one.attempt) for one in plan.executions]
+def _tokens(plan: PlanRecord, marked: int) -> list[list[int]]:
+    return [tokens_of(one.ordinal, one.attempt + marked) for one in plan.executions]
 
 
 class Crew:
@@ -260,6 +270,7 @@ def act(folder: str, role: str) -> None:
     log = os.open(Path(folder) / f"{role}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    kind = KINDS[role]
+    plain = role.partition("-")[0]
+    kind = KINDS[plain]
     main.actor_class = lambda role: kind
-    os._exit(main.main([folder, role, f"{role}-0"]))
+    os._exit(main.main([folder, plain, f"{role}-0"]))

@@ -13,7 +13,7 @@ import typer
 import uvloop
 
 from physarum.actors.actorctl import exits, target
-from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
+from physarum.actors.actorctl.options import Json, Policy, Root, Target, Verbose, group, print_json, say
 from physarum.actors.context import RunFolder
 from physarum.actors.mirror.errors import MirrorError, MirrorUnfitError
 from physarum.actors.tools import hf_export, mirrored, saved
@@ -31,20 +31,24 @@ app = group("Durable training states: weights, optimizer, generators and the pla
 
 
 @app.command("ls", epilog=exits.HELP)
-def ls(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
+def ls(
+    name: Target, policy: Policy = None, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False
+) -> None:
     """List the checkpoints that the ledger names, and which of them are still on disk, and in the mirror where there is one."""
     with exits.reported(verbose):
-        found, fault = uvloop.run(_listed(target.find(name, root)))
+        found, fault = uvloop.run(_listed(target.find(name, root), policy))
         _print(found, as_json)
         if fault:
             typer.echo(f"the mirror cannot be read: {fault}", err=True)
 
 
 @app.command("save", epilog=exits.HELP)
-def save(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
+def save(
+    name: Target, policy: Policy = None, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False
+) -> None:
     """Save one now, after the step that the trainer is in."""
     with exits.reported(verbose):
-        made = uvloop.run(_save(target.find(name, root)))
+        made = uvloop.run(_save(target.find(name, root), policy))
         say(made, f"checkpoint {made['folder']} of step {made['number']} is durable", as_json)
 
 
@@ -53,13 +57,14 @@ def verify(
     name: Target,
     checkpoint: Annotated[Optional[str], typer.Argument(help="One of them, for example 1.20.")] = None,  # noqa: UP045
     mirror: Annotated[bool, typer.Option("--mirror", help="In the mirror instead of on disk.")] = False,
+    policy: Policy = None,
     root: Root = target.RUNS,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Compare every byte on disk with the digests that the ledger names. Status 1 for one that is incomplete or altered."""
     with exits.reported(verbose):
-        found = uvloop.run(_verified(target.find(name, root), checkpoint, mirror))
+        found = uvloop.run(_verified(target.find(name, root), checkpoint, mirror, policy))
         _print(found, as_json)
         saved.refuse_faulty(found)
 
@@ -104,21 +109,22 @@ def export_hf(
         Optional[Literal["fp8", "int4"]],  # noqa: UP045
         typer.Option("--quant", help="Quantised: FP8 in blocks of 128 x 128, or INT4 in groups of 32."),
     ] = None,
+    policy: Policy = None,
     root: Root = target.RUNS,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Write the model of a checkpoint as a Hugging Face folder, as it was trained or quantised for engines."""
     with exits.reported(verbose):
-        made = uvloop.run(_exported(target.find(name, root), folder, checkpoint, quant))
+        made = uvloop.run(_exported(target.find(name, root), folder, checkpoint, quant, policy))
         say(msgspec.structs.asdict(made), f"{made.tensors} tensors of {made.checkpoint} in {made.folder}", as_json)
 
 
 async def _exported(
-    run_folder: RunFolder, folder: Path, checkpoint: str | None, quant: str | None
+    run_folder: RunFolder, folder: Path, checkpoint: str | None, quant: str | None, policy: str | None
 ) -> hf_export.Exported:
     async with opened(run_folder, "checkpoints") as run:
-        return await hf_export.export_hf(run, folder, checkpoint, quant)
+        return await hf_export.export_hf(run.of_policy(policy), folder, checkpoint, quant)
 
 
 @app.command("import-hf", epilog=exits.HELP)
@@ -154,9 +160,10 @@ def _say(made: Any, as_json: bool) -> None:
     say(msgspec.to_builtins(made), "\n".join([f"{made.source} is now {made.out}", *left]), as_json)
 
 
-async def _listed(folder: RunFolder) -> tuple[list[Saved], str]:
+async def _listed(folder: RunFolder, policy: str | None) -> tuple[list[Saved], str]:
     """What is on disk can be said also when the mirror cannot be read; then why."""
     async with opened(folder, "checkpoints") as run:
+        run = run.of_policy(policy)
         found = await saved.listed(run)
         try:
             return await mirrored.surveyed(run, found), ""
@@ -182,13 +189,14 @@ def _say_moved(
     say({"checkpoint": found, key: count}, f"checkpoint {found.name} {words[not count].format(count)}", as_json)
 
 
-async def _save(folder: RunFolder) -> dict[str, Any]:
+async def _save(folder: RunFolder, policy: str | None) -> dict[str, Any]:
     async with opened(folder, "checkpoints") as run:
-        return await saved.save_now(run)
+        return await saved.save_now(run.of_policy(policy))
 
 
-async def _verified(folder: RunFolder, name: str | None, mirror: bool) -> list[Saved]:
+async def _verified(folder: RunFolder, name: str | None, mirror: bool, policy: str | None) -> list[Saved]:
     async with opened(folder, "checkpoints") as run:
+        run = run.of_policy(policy)
         return await (mirrored.verified(run, name) if mirror else saved.verified(run, name))
 
 

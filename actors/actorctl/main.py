@@ -37,6 +37,7 @@ from physarum.actors.actorctl.options import (
     Config,
     Json,
     Machine,
+    Policy,
     Root,
     Settings,
     Target,
@@ -51,7 +52,6 @@ from physarum.actors.actorctl.scale import cordon, drain, scale, uncordon
 from physarum.actors.actorctl.tasks import app as tasks_app
 from physarum.actors.actorctl.weights import app as weights_app
 from physarum.actors.argument_check import run_check
-from physarum.actors.display.result import account_line
 from physarum.actors.preflight import check as check_config
 from physarum.configs.errors import errors_in
 from physarum.configs.loader import resolve
@@ -110,7 +110,9 @@ def up(
         if here != HEAD:
             run_part(found, here, as_json, verbose, ready_fd)
             return
-        refuse_open(up_command.run_to_end(found, as_json, verbose, ready_fd)["account"])
+        summary = up_command.run_to_end(found, as_json, verbose, ready_fd)
+        for one in (summary, *summary.get("policies", {}).values()):
+            refuse_open(one["account"])
 
 
 @app.command(context_settings=SETTINGS, epilog=exits.HELP)
@@ -217,6 +219,7 @@ def ledger(
     step: Annotated[Optional[int], typer.Option("--step", min=0, help="What made step N.")] = None,  # noqa: UP045
     sample: Annotated[Optional[str], typer.Option("--sample", help="Where this task or execution is.")] = None,  # noqa: UP045
     of: Annotated[Optional[str], typer.Option("--version", help="What this version took part in.")] = None,  # noqa: UP045
+    policy: Policy = None,
     recount: Annotated[bool, typer.Option("--recount", help="Count a finished run's store again.")] = False,
     root: Root = target.RUNS,
     as_json: Json = False,
@@ -231,17 +234,17 @@ def ledger(
             raise typer.BadParameter("give one of --step, --sample and --version")
         folder = target.find(name, root, settings or [])
         if step is not None:
-            steps = uvloop.run(ledger_command.step_of(folder, step))
+            steps = uvloop.run(ledger_command.step_of(folder, step, policy))
             say({"step": step, "steps": steps}, step_text(steps), as_json)
         elif sample is not None:
-            view = uvloop.run(ledger_command.sample_of(folder, sample))
+            view = uvloop.run(ledger_command.sample_of(folder, sample, policy))
             say(msgspec.structs.asdict(view), sample_text(view), as_json)
         elif of is not None:
             seen = uvloop.run(ledger_command.version_of(folder, of))
             say(msgspec.structs.asdict(seen), version_text(seen), as_json)
         else:
             found = uvloop.run(ledger_command.account_of(folder, recount))
-            say(found, account_line(found), as_json)
+            say(found, ledger_command.account_text(found), as_json)
             refuse_open(found)
 
 

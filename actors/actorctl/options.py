@@ -27,6 +27,12 @@ Machine = Annotated[
     typer.Option("--machine", help="Which one of `machines:` this host is (PHYSARUM_MACHINE); none: the head."),
 ]
 Root = Annotated[Path, typer.Option("--root", help="Where run folders lie, for a NAME.")]
+Policy = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--policy", help="Which of the run's policies, where it trains several; by default its own, model.name."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks and more messages.")]
 

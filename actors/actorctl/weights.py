@@ -10,7 +10,7 @@ import typer
 import uvloop
 
 from physarum.actors.actorctl import exits, target
-from physarum.actors.actorctl.options import Json, Root, Target, Verbose, group, print_json, say
+from physarum.actors.actorctl.options import Json, Policy, Root, Target, Verbose, group, print_json, say
 from physarum.actors.actorctl.pull import pull
 from physarum.actors.context import RunFolder
 from physarum.actors.tools import rolling_back, weights
@@ -26,10 +26,12 @@ _MIB: Final = 1 << 20
 
 
 @app.command("ls", epilog=exits.HELP)
-def ls(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
+def ls(
+    name: Target, policy: Policy = None, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False
+) -> None:
     """List the versions that the checkpoint service names, and how far each engine has come."""
     with exits.reported(verbose):
-        found = uvloop.run(_view(target.find(name, root)))
+        found = uvloop.run(_view(target.find(name, root), policy))
         if as_json:
             print_json(found)
             return
@@ -130,10 +132,12 @@ def rollback(
 
 
 @app.command("resume", epilog=exits.HELP)
-def resume(name: Target, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False) -> None:
+def resume(
+    name: Target, policy: Policy = None, root: Root = target.RUNS, as_json: Json = False, verbose: Verbose = False
+) -> None:
     """Let training go on that `weights rollback` holds."""
     with exits.reported(verbose):
-        was_held = uvloop.run(_released(target.find(name, root)))
+        was_held = uvloop.run(_released(target.find(name, root), policy))
         say({"was_held": was_held}, "training goes on" if was_held else "training was not held", as_json)
 
 
@@ -163,14 +167,14 @@ async def _rolled_back(folder: RunFolder, version: str, reason: str, hold: bool)
         return await rolling_back.roll_back(run, version, reason, hold)
 
 
-async def _released(folder: RunFolder) -> bool:
+async def _released(folder: RunFolder, policy: str | None) -> bool:
     async with opened(folder, "weights") as run:
-        return await rolling_back.release(run)
+        return await rolling_back.release(run.of_policy(policy))
 
 
-async def _view(folder: RunFolder) -> weights.View:
+async def _view(folder: RunFolder, policy: str | None) -> weights.View:
     async with opened(folder, "weights") as run:
-        return await weights.view(run)
+        return await weights.view(run.of_policy(policy))
 
 
 async def _difference(folder: RunFolder, before: str, after: str) -> weights.Difference:

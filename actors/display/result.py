@@ -31,7 +31,20 @@ def summary_rows(name: str, summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("weight updates by transport", _counts(summary["weight_updates"])),
         ("model", _plain(summary["model_dir"])),
         ("account", account_line(account)),
+        *(row for policy, one in summary.get("policies", {}).items() for row in _policy_rows(policy, one)),
     ]
+
+
+def _policy_rows(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of a further policy."""
+    reward, oldest, tokens = (
+        number(found["reward_mean_last"]),
+        _plain(found["max_trained_age"]),
+        found["tokens_trained"],
+    )
+    done = f"{found['steps']} steps, reward {reward}, {_amount(tokens)} tokens trained, oldest of age {oldest}"
+    account = account_line(found["account"])
+    return [(name, done), (f"{name}: model", _plain(found["model_dir"])), (f"{name}: account", account)]
 
 
 def _replayed(replay: dict[str, dict[str, int]]) -> str:

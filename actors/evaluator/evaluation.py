@@ -16,6 +16,7 @@ from physarum.actors.context import Context
 from physarum.actors.dead_letters import dead_task
 from physarum.actors.eval_sets import source_name
 from physarum.actors.evaluator.tally import Tally
+from physarum.actors.own_samples import OwnSamples
 from physarum.actors.source.tasks import group_tasks
 from physarum.actors.states import SetScore
 from physarum.actors.wire import publish_task, read_header
@@ -43,6 +44,7 @@ class Evaluation:
         self.source = source_name(label, name)
         self._tasks = self._make_tasks(rows)
         self._tally = Tally(self._part, label, self._tasks)
+        self._own = OwnSamples.of(context.config)
         self._complete = asyncio.Event()
 
     async def run(self) -> SetScore:
@@ -94,7 +96,7 @@ class Evaluation:
 
     def _on_result(self, entry: LogEntry) -> None:
         try:
-            self._tally.result(read_header(entry.headers))
+            self._tally.result(self._own.header(read_header(entry.headers)))
         except CodecError as error:
             _log.warning("EVALS #%d is not read: %s", entry.sequence, error)
 

@@ -26,12 +26,13 @@ import numpy as np
 from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, UnrecoverableError
+from physarum.actors.policies import named
 from physarum.actors.rollout.client import open_clients
 from physarum.actors.rollout.cutting import CutOffError
 from physarum.actors.rollout.environments import numbers_of, open_environments
 from physarum.actors.rollout.in_flight import InFlight
 from physarum.actors.rollout.live_sampling import follow_sampling, read_sampling
-from physarum.actors.rollout.router import PresenceRouter
+from physarum.actors.rollout.router import DEMAND, PresenceRouter
 from physarum.actors.rollout.surplus import Surplus, SurplusError
 from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
@@ -44,6 +45,7 @@ from physarum.agents.protocols import Client
 from physarum.bus.codec import decode
 from physarum.bus.errors import BlobRefusedError, BlobUnreachableError, BusError, CodecError, RecordError
 from physarum.bus.records import Execution, Sample, Task
+from physarum.bus.version import model_of
 from physarum.bus.work import Delivery
 from physarum.configs.hooks import Hook, load_hook
 from physarum.configs.root import RootConfig
@@ -71,6 +73,7 @@ class RolloutActor(Actor):
         self.tally = _tally()
         self._router: PresenceRouter
         self._evaluating_router: PresenceRouter
+        self._other_routers: dict[str, PresenceRouter] = {}
         self._environments: Mapping[str, EnvironmentPool] = {}
 
     async def run(self) -> None:
@@ -79,9 +82,8 @@ class RolloutActor(Actor):
             raise UnrecoverableError("rollout.generate is not set; name the hook that runs an episode")
         hooks = Hooks(self.config, hook)
         async with AsyncExitStack() as stack:
-            client, evaluating, self._router, self._evaluating_router = await stack.enter_async_context(
-                open_clients(self.context)
-            )
+            clients = await stack.enter_async_context(open_clients(self.context))
+            client, evaluating, self._router, self._evaluating_router, self._other_routers = clients
             self._environments = await stack.enter_async_context(open_environments(self.context))
             client.environments = evaluating.environments = self._environments
             queue = await stack.enter_async_context(TaskQueue(self.context, slots=self.config.rollout.slots).open())
@@ -127,10 +129,12 @@ class RolloutActor(Actor):
             await asyncio.sleep(_REPORT_S)
             await self._emit_report(client)
 
-    def _ask_for(self, demand: int) -> None:
-        """Tells the others what this worker asks of the engines, at once where it is another magnitude: shares follow it."""
-        before = self.facts.get("demand", 0)
-        self.facts = {**self.facts, "demand": announced(before, demand)}
+    def _ask_for(self, demand: int, policy: str = "") -> None:
+        """Tells the others what this worker asks of a policy's engines, at once where it is another magnitude: shares
+        follow it."""
+        fact = named(DEMAND, policy)
+        before = self.facts.get(fact, 0)
+        self.facts = {**self.facts, fact: announced(before, demand)}
         if not before / 2 <= demand <= before * 2:
             self.announce()
 
@@ -140,12 +144,14 @@ class RolloutActor(Actor):
         replay = client.replay.pop()
         for name in ("interrupted", "replayed"):
             self.numbers[name] = self.numbers.get(name, 0) + sum(getattr(one, name) for one in replay.values())
-        self.numbers |= {"in_flight": client.meter.in_flight, "waiting": self._router.waiting}
+        waiting = self._router.waiting + sum(router.waiting for router in self._other_routers.values())
+        self.numbers |= {"in_flight": client.meter.in_flight, "waiting": waiting}
         self.numbers |= {f"flaw_{name}": count for name, count in client.flaws.items()}
         if self._evaluating_router is not self._router:
             self.numbers["evaluating_waiting"] = self._evaluating_router.waiting
         self.numbers |= numbers_of(self._environments)
-        self._ask_for(self._router.pop_demand())
+        for policy, router in {"": self._router, **self._other_routers}.items():
+            self._ask_for(router.pop_demand(), policy)
         if intervals or replay or any(tally.values()):
             told = msgspec.to_builtins(replay)
             await self.context.emit("generation", {**tally, "intervals": intervals, "replay": told})
@@ -270,7 +276,11 @@ class Episodes:
             return self._hooks.run(task, client)
 
         async with client.clock.limit(self._config.episode_timeout_s):
-            return _checked(await self._surplus.run(task, lambda: self._in_flight.run(task, client, generate)))
+            samples = _checked(await self._surplus.run(task, lambda: self._in_flight.run(task, client, generate)))
+        config = self._actor.config
+        if config.policies:
+            _check_policies(samples, (config.model.name, *config.policies))
+        return samples
 
     async def _cut_off(self, delivery: Delivery, task: Task, started_at: float, error: CutOffError) -> None:
         """Tells the trainer that the task ends here, past the reward: there is nothing to score."""
@@ -350,6 +360,22 @@ def _nothing() -> Sample:
         status="aborted",
         trainable=False,
     )
+
+
+def _check_policies(samples: list[Sample], known: tuple[str, ...]) -> None:
+    """Raises BadHookResultError for a sample that no policy, or no single one, can be trained on."""
+    for number, sample in enumerate(samples):
+        models = sorted({model_of([span]) for span in sample.spans}) if sample.trainable else []
+        if models and models[0] not in known:
+            raise BadHookResultError(
+                f"the generate hook returned sample {number} with tokens of {models[0]}; expected those of"
+                f" {' or '.join(known)}: mark a sample that nobody is trained on as not trainable"
+            )
+        if len(models) > 1:
+            raise BadHookResultError(
+                f"the generate hook returned sample {number} with tokens of {' and '.join(models)}; expected one policy's: give"
+                " each policy a trajectory of its own, in which the other's turns are the environment's (docs/policies.md)"
+            )
 
 
 def _checked(samples: Any) -> list[Sample]:

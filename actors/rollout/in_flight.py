@@ -119,6 +119,9 @@ class _NotingClient:
     def environment(self, name: str) -> AbstractAsyncContextManager[Leased]:
         return self._client.environment(name)
 
+    def of(self, policy: str) -> Client:
+        return self._client.of(policy)  # nothing is watched where several policies are trained
+
     def at_least(self, number: int) -> _NotingClient:
         return _NotingClient(self._client.at_least(number), self._watched, self._in_flight)
 

@@ -32,6 +32,8 @@ from physarum.agents.pairs import PrefillError
 from physarum.agents.routing import EngineRef
 from physarum.bus.presence import Roster
 
+DEMAND: Final = "demand"
+"""The fact in which a worker says how many requests it has for the run's own policy."""
 _MEMORY_REQUESTS: Final = 64
 """Over which the typical length of an answer is averaged."""
 _Kind = tuple[int | None, int | None]
@@ -67,16 +69,18 @@ class PresenceRouter:
         front: str | None = None,
         fronts: Roster | None = None,
         exact: bool = True,
+        asks: str = DEMAND,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`front`: the URL of an sglang-router, which gets what any of the engines may answer. They are asked directly for
         weights of a certain number, and while the router fails. `fronts`: the roster of role "router", where one that is
-        started in this run announces itself. `exact`: of pairs, only tokens of the version that both announced are kept."""
+        started in this run announces itself. `exact`: of pairs, only tokens of the version that both announced are kept.
+        `asks`: the fact in which workers say what they ask of these engines."""
         self._roster, self._group, self._workers, self._me = roster, group, workers, me
         self._rules, self._breaker = rules or ChoiceRules(), breaker or BreakerPolicy()
         self._rng, self._clock = rng or random.Random(), clock
-        self._fronts, self._attached, self._exact = fronts, front, exact
+        self._fronts, self._attached, self._exact, self._asks = fronts, front, exact, asks
         self._front, self._front_breaker = front, Breaker(self._breaker, self._rng)
         self._engines: dict[str, KnownEngine] = {}
         self._tickets: dict[int, Ticket] = {}
@@ -206,7 +210,7 @@ class PresenceRouter:
 
     def _demands(self) -> dict[str, int]:
         beats = self._workers.members if self._workers is not None else []
-        asked = {beat.instance: int(beat.facts.get("demand", 0)) for beat in beats if beat.state not in _OVER}
+        asked = {beat.instance: int(beat.facts.get(self._asks, 0)) for beat in beats if beat.state not in _OVER}
         return {self._me: self.demand} | asked
 
     def _serve(self) -> None:

@@ -3,7 +3,7 @@
     rows --(epoch, index)--> group of tasks --receipts--> TASKS, then the position moves --> RUN
       ADDED --(sequence)------^  first
       ^                                                     | full: the publisher waits, nothing is issued
-      +---- room (admission.py, pace.py) <---- LEDGER, DEAD, and what the engines serve
+      +---- room for every policy (room.py) <---- LEDGER, DEAD, and what the engines serve
 
 Invariant: the position moves past a row only after all its tasks are stored, and only under the lease's token.
 """
@@ -22,27 +22,25 @@ from physarum.actors import states
 from physarum.actors.added_rows import AddedRow
 from physarum.actors.context import Context
 from physarum.actors.leadership import leading
-from physarum.actors.policy_engines import policy_group, served_versions
 from physarum.actors.runtime import Actor
 from physarum.actors.source import places
 from physarum.actors.source.additions import Additions
-from physarum.actors.source.admission import Sizes, admitted, has_room
 from physarum.actors.source.choice import Choice
 from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.cursor import Picked
 from physarum.actors.source.followers import Followers
 from physarum.actors.source.making import Making
 from physarum.actors.source.opening import open_source
-from physarum.actors.source.pace import Pace
 from physarum.actors.source.position import PositionKeeper
+from physarum.actors.source.room import Room
 from physarum.actors.source.tasks import check_sampling, check_travels
 from physarum.actors.states import EvalScore, SourcePosition
 from physarum.actors.waiting import anything, unless_draining, until
 from physarum.actors.wire import publish_task
 from physarum.bus.presence import Roster
 from physarum.bus.records import Task
-from physarum.bus.version import Version
 from physarum.configs.data_files import RowError
+from physarum.configs.root import RootConfig
 
 _log = logging.getLogger(__name__)
 
@@ -59,12 +57,11 @@ class SourceActor(Actor):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._source = self.config.source
-        self._limit = admitted(self.config)
         self._engines: Roster | None = None
         chosen = self._source.curriculum
         self._lessons = None if chosen is None else Lessons(chosen, self._source.name, self.config.run.seed)
         self._followers = Followers(context, self._source.name, self._lessons)
-        self._pace = self._make_pace()
+        self._rooms = [Room(view, self._followers_of(view), lambda: self._engines) for view in self.config.views()]
         self._additions = Additions(self.bus, self._followers.changed)
         self._clean = False
         self._choice: Choice
@@ -77,10 +74,10 @@ class SourceActor(Actor):
             if lease is None:
                 return
             async with asyncio.TaskGroup() as group:
-                helpers = [
-                    group.create_task(self._followers.follow_ledger(), name="ledger"),
-                    group.create_task(self._followers.follow_dead(), name="dead letters"),
-                ]
+                helpers = []
+                for room in self._rooms:
+                    helpers.append(group.create_task(room.followers.follow_ledger(), name="ledger"))
+                    helpers.append(group.create_task(room.followers.follow_dead(), name="dead letters"))
                 self._keeper = PositionKeeper(self.context, self._source.name, lease)
                 position = await self._keeper.claim()
                 helpers.append(group.create_task(self._additions.follow(position.added_through), name="added rows"))
@@ -89,16 +86,16 @@ class SourceActor(Actor):
                 for helper in helpers:
                     helper.cancel()
 
-    def _make_pace(self) -> Pace | None:
-        age = self.config.age.of(self._source.name)
-        if age.admission != "pace":
-            return None
-        return Pace(self._followers.clock, age.bound, self.config.trainer.groups_per_batch)
+    def _followers_of(self, view: RootConfig) -> Followers:
+        """Refills are asked for, and curricula learn, by the run's own policy alone."""
+        if not view.policy:
+            return self._followers
+        return Followers(self.context, self._source.name, policy=view.policy, changed=self._followers.changed)
 
     @contextlib.asynccontextmanager
     async def _watching_engines(self) -> AsyncIterator[None]:
         """Where admission goes by what is served, and something serves: the source looks again at each change."""
-        if self._limit is None or not self.config.engines:
+        if all(room.limit is None for room in self._rooms) or not self.config.engines:
             yield
             return
         self._engines = Roster(self.bus, "engine", on_change=self._followers.changed.set)
@@ -107,8 +104,8 @@ class SourceActor(Actor):
 
     async def _issue_all(self, position: SourcePosition) -> None:
         self._clean = self._exhausted(position)  # then no row of its own can be half stored
-        if self._pace is not None:
-            self._pace.begin(position.issued)
+        for room in self._rooms:
+            room.begin(position.issued)
         self._report()
         await self._open_rows()
         if self._exhausted(position):
@@ -177,25 +174,14 @@ class SourceActor(Actor):
         while True:
             changed.clear()
             await self._learn()
-            oldest = self._followers.disposals.oldest_out
+            oldest = min(room.followers.disposals.oldest_out for room in self._rooms)
             sizes = await asyncio.to_thread(self._choice.sizes, self._keeper.current, oldest)
-            if self._followers.refills or self._has_room(sizes):
+            if self._followers.refills or all(room.for_a_group(self._issued, sizes) for room in self._rooms):
                 if self._lessons is not None and self._lessons.behind:
                     continue  # what made the room came while this looked: it is learnt from before it is used
                 return True
             self._report()
             await changed.wait()
-
-    def _has_room(self, sizes: Sizes) -> bool:
-        done, served = self._followers.disposals, self._served()
-        if self._pace is not None:
-            return self._pace.has_room(self._issued, done.dead_count, done.oldest_out, self._pace.base(served), sizes)
-        unserved = self._followers.clock.unserved(served or (), self.config.trainer.publish_every)
-        return has_room(self._issued, done.count, sizes, self._limit, unserved)
-
-    def _served(self) -> list[Version] | None:
-        """By ready engines; None where there are none to look at."""
-        return None if self._engines is None else served_versions(self._engines, policy_group(self.config))
 
     @property
     def _issued(self) -> int:
@@ -289,16 +275,14 @@ class SourceActor(Actor):
         self._report()
 
     async def _stored(self, tasks: list[Task], moved: dict[str, Any]) -> bool:
-        base = (
-            0 if self._pace is None else self._pace.base(self._served())
-        )  # before: no engine serves less when they are taken
+        noting = [room.noting() for room in self._rooms]
         async with asyncio.TaskGroup() as group:
             for task in tasks:
                 group.create_task(publish_task(self.context, task))
         current = self._keeper.current
         await self._keeper.move(msgspec.structs.replace(current, issued=current.issued + len(tasks), **moved))
-        if self._pace is not None:
-            self._pace.note(self._keeper.current.issued, base)
+        for note in noting:
+            note(self._keeper.current.issued)
         return True
 
     async def _finish(self) -> None:
@@ -317,4 +301,5 @@ class SourceActor(Actor):
         position = self._keeper.current
         self.facts["position"] = {"epoch": position.epoch, "index": position.index, "finished": position.finished}
         self.numbers["issued"] = position.issued
-        self.numbers["outstanding"] = self._issued - self._followers.disposals.count
+        done = min(room.followers.disposals.count for room in self._rooms)
+        self.numbers["outstanding"] = self._issued - done

@@ -1,4 +1,4 @@
-"""Feeds `Disposals` from LEDGER and DEAD, from their beginning, and says when something changed."""
+"""Feeds `Disposals` from a policy's LEDGER and from DEAD, from their beginning, and says when something changed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from physarum.actors.source.askable import Askable
 from physarum.actors.source.clock import Clock
 from physarum.actors.source.curriculum import Lessons
 from physarum.actors.source.pinning import Numbers
+from physarum.bus import names
 from physarum.bus.ledger import Numbered, RefillRecord, decode_entry
 from physarum.bus.log import LogReader
 
@@ -24,17 +25,25 @@ _WAIT_S: Final = 5.0
 
 
 class Followers:
-    """`changed` is set after each batch that was folded in."""
+    """`changed` is set after each batch that was folded in. `policy`: whose ledger is followed."""
 
-    def __init__(self, context: Context, source: str, lessons: Lessons | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        source: str,
+        lessons: Lessons | None = None,
+        policy: str = "",
+        changed: asyncio.Event | None = None,
+    ) -> None:
         self._context = context
         self._source = source
+        self._ledger = names.ledger_of(policy)
         self.clock = Clock()
         self._lessons = lessons
         self.disposals = Disposals(source)
         self._askable = Askable(source, context.config.groups.refills)
         self.numbers = Numbers()
-        self.changed = asyncio.Event()
+        self.changed = asyncio.Event() if changed is None else changed
         self.refills: deque[tuple[int, RefillRecord]] = deque()
 
     @property
@@ -44,7 +53,7 @@ class Followers:
 
     async def follow_ledger(self) -> None:
         """Never returns. Raises LogGapError when the ledger lost records."""
-        async with aclosing(LogReader(self._context.bus, "ledger").batches(_WAIT_S)) as batches:
+        async with aclosing(LogReader(self._context.bus, self._ledger).batches(_WAIT_S)) as batches:
             async for batch in batches:
                 for entry in batch:
                     self._record(decode_entry(entry))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 
 from nats.aio.msg import Msg
 
@@ -25,11 +25,11 @@ Listener = Callable[[Metric], None]
 
 
 class MetricsFeed:
-    """Calls every listener with every metric. Add listeners before `open`."""
+    """Calls every listener with every metric, but those of the instances `aside`. Add listeners before `open`."""
 
-    def __init__(self, bus: Bus, listeners: list[Listener]) -> None:
+    def __init__(self, bus: Bus, listeners: list[Listener], aside: Collection[str] = ()) -> None:
         self._bus = bus
-        self._listeners = listeners
+        self._listeners, self._aside = listeners, aside
         self._early: list[Metric] | None = []
 
     @contextlib.asynccontextmanager
@@ -71,5 +71,5 @@ class MetricsFeed:
             self._give(metric)
 
     def _give(self, metric: Metric) -> None:
-        for listener in self._listeners:
+        for listener in self._listeners if metric.instance not in self._aside else ():
             listener(metric)

@@ -12,10 +12,12 @@ import psutil
 from physarum.actors.address import VARIABLE as ADDRESS
 from physarum.actors.context import RunFolder
 from physarum.actors.engine.nodes import engine_of
+from physarum.actors.policies import policy_of
 from physarum.actors.supervisor import numa
 from physarum.actors.supervisor.process import ActorProcess, ActorRecord, read_records
 from physarum.configs.devices import assign_devices, local_part, present_devices
 from physarum.configs.machines import HEAD
+from physarum.configs.origin import dotted
 from physarum.configs.placement import Slot, local_slots
 from physarum.configs.root import RootConfig
 
@@ -109,6 +111,8 @@ def _share(config: RootConfig, machine: str | None, role: str, instance: str) ->
             return _node_share(config, machine, *engine_of(instance))
         case "rollout" | "reward":
             return role, *_place(local_slots(config, (role,), machine), Slot(number))
+        case "trainer":
+            return dotted((*config.of_policy(policy_of(config, role, instance)).under, role)), number, 1
         case _:
             return role, number, 1
 
@@ -138,7 +142,7 @@ def _user_variables(config: RootConfig, role: str, instance: str) -> dict[str, s
         case "reward":
             return config.reward.env
         case "trainer":
-            return config.trainer.env
+            return config.of_policy(policy_of(config, role, instance)).trainer.env
         case _:
             return {}
 

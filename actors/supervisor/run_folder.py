@@ -78,10 +78,11 @@ def refuse_other_version(folder: RunFolder) -> None:
 def prepare(folder: RunFolder, config: RootConfig, blobs: bool = True) -> None:
     """Makes the folder and records the resolved configuration; an interrupted run of the same one is continued. `blobs` False:
     this machine has no store of its own."""
-    for path in (folder.path, folder.bus, folder.logs, folder.actors):
+    policies = [folder.of_policy(view.policy) for view in config.views()]
+    for path in (folder.path, folder.bus, folder.logs, folder.actors, *(one.own for one in policies)):
         path.mkdir(parents=True, exist_ok=True)
     if not has_begun(folder):
-        for stale in (folder.start_model, folder.path / "start_model.json"):
+        for stale in (stale for one in policies for stale in (one.start_model, one.start_model_record)):
             stale.unlink(missing_ok=True)
         write_atomic(folder.version, f"{LAYOUT}\n".encode())
         write_atomic(folder.config, dump(config).encode())

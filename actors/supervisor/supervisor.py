@@ -24,6 +24,7 @@ from physarum.actors import summary
 from physarum.actors.address import towards
 from physarum.actors.context import RunFolder
 from physarum.actors.model_maker import Reporter, link_start_model
+from physarum.actors.policies import trainer_instance
 from physarum.actors.supervising import INSTANCE
 from physarum.actors.supervisor import ending, run_folder
 from physarum.actors.supervisor.announcing import announced, background, controlled
@@ -78,7 +79,9 @@ class Supervisor:
         with RunLock(self.folder.path):
             run_folder.refuse_unusable(self.folder, self._config)
             run_folder.prepare(self.folder, self._config)
-            await link_start_model(self._config, self.folder, self._stop, self._train, self._reporter)
+            for view in self._config.views():
+                folder = self.folder.of_policy(view.policy)
+                await link_start_model(view, folder, self._stop, self._train, self._reporter)
             keeper = BusKeeper(self._config, self.folder)
             try:
                 bus = await self._stop.guard(keeper.connect())
@@ -112,7 +115,9 @@ class Supervisor:
         part = await Part.of(self._place, bus, publisher)
         roster = part.attendance.roster
         live = LiveRun(self._config, self.folder, bus, part.crew.records, lambda: roster.members)
-        feed = MetricsFeed(bus, [tally.add, observer.on_metric])
+        # The table and the summary's reports are of the run's own policy; the others are in `actorctl ps` and the summary.
+        others = {trainer_instance(policy) for policy in self._config.policies}
+        feed = MetricsFeed(bus, [tally.add, observer.on_metric], others)
         period_s, verbs = self._config.supervisor.heartbeat_s, supervisor_verbs(self._config, self.folder, self._stop)
         head = Head(self._config, bus, publisher, self._place.address)
         async with (

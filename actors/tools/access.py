@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,8 +18,11 @@ from physarum.actors.supervisor.errors import NotRunningError
 from physarum.actors.supervisor.process import read_records
 from physarum.actors.supervisor.run_folder import refuse_unfinished
 from physarum.actors.supervisor.run_lock import RunLock, holder
+from physarum.actors.tools.errors import NotInRunError, RunUnfitError
+from physarum.bus import names
 from physarum.bus.connection import Bus
 from physarum.bus.endpoint import Endpoint
+from physarum.bus.names import StreamKey
 from physarum.bus.publisher import Publisher
 from physarum.configs.loader import resolve
 from physarum.configs.root import RootConfig
@@ -27,7 +30,7 @@ from physarum.configs.root import RootConfig
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A connected run. `live`: a supervisor or an actor of it is there on this host."""
+    """A connected run, as one of its policies has it. `live`: a supervisor or an actor of it is there on this host."""
 
     folder: RunFolder
     config: RootConfig
@@ -38,6 +41,34 @@ class OpenRun:
     @property
     def name(self) -> str:
         return self.config.run.name
+
+    @property
+    def ledger(self) -> StreamKey:
+        """The policy's."""
+        return names.ledger_of(self.config.policy)
+
+    def of_policy(self, name: str | None) -> OpenRun:
+        """The same run for another policy; None: as it is. Raises NotInRunError for one that the run does not train."""
+        own = self.config.of_policy("").model.name
+        if name is not None and name != own and name not in self.config.policies:
+            there = ", ".join((own, *self.config.policies))
+            raise NotInRunError(f"run {self.name} trains no policy {name!r}; there are: {there}")
+        policy = self.config.policy if name is None else "" if name == own else name
+        return replace(self, config=self.config.of_policy(policy), folder=self.folder.of_policy(policy))
+
+    def of_label(self, label: str | None) -> OpenRun:
+        """The same run for the policy that a version's label names; as it is where it names none of the run's."""
+        model = label.partition("@")[0] if label is not None and "@" in label else None
+        known = (self.config.of_policy("").model.name, *self.config.policies)
+        return self.of_policy(model if model in known else None)
+
+    def refuse_several(self, command: str) -> None:
+        """Raises RunUnfitError where the run trains several policies, for what makes a run of one."""
+        if self.config.policies:
+            raise RunUnfitError(
+                f"run {self.name} trains {', '.join((self.config.model.name, *self.config.policies))}; expected one policy for"
+                f" actorctl {command}. Export each model (actorctl checkpoints export-hf --policy NAME) and start a new run"
+            )
 
     @property
     def finished(self) -> bool:

@@ -58,7 +58,7 @@ async def export(run: OpenRun, path: Path, first: int | None, last: int | None) 
 
 async def head_of(run: OpenRun, first: int, last: int) -> Head:
     """What the samples are of."""
-    forks = ledger.forks_of(await ledger.read(run.bus))
+    forks = ledger.forks_of(await ledger.read(run.bus, key=run.ledger))
     return Head(
         run=run.name,
         first=first,

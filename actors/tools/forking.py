@@ -58,6 +58,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
 async def checkpoint_at(parent: OpenRun, step: int) -> DurableRecord:
     """The newest checkpoint of the weights after `step` that is on disk. Raises NotInRunError naming those that are."""
+    parent.refuse_several("fork")
     there = [one for one in await durables(parent) if (parent.folder.checkpoints / one.folder).is_dir()]
     found = [one for one in there if one.number == step]
     if not found:

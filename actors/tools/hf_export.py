@@ -41,7 +41,7 @@ async def export_hf(run: OpenRun, folder: Path, checkpoint: str | None, quant: s
 
     Raises NotInRunError, RunUnfitError, UnrecoverableError for a checkpoint that is altered.
     """
-    quantisation = None if quant is None else preset(quant)
+    quantisation, run = None if quant is None else preset(quant), run.of_label(checkpoint)
     state = None if checkpoint == START else await saved.chosen(run, checkpoint or await _newest(run))
     await asyncio.to_thread(_write, run, state, folder, quantisation)
     forms = await asyncio.to_thread(forms_in, folder)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from physarum.actors.policies import TRAINER, trainer_instance
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError, RunUnfitError
 from physarum.actors.tools.marks import DeadMark, read_marks, write_mark
@@ -133,12 +134,13 @@ async def drop(run: OpenRun, letter: Letter) -> None:
 
 async def _tell_trainer(run: OpenRun, number: int) -> None:
     """A trainer at work took the death in: its group is to wait again. One that starts later reads the mark."""
-    try:
-        answer = await control.call(run.bus, "trainer", "trainer-0", "revive", {"letter": number}, run.bus.timeout_s)
-    except BusRefusedError:
-        return
-    if "error" in answer:
-        _log.info("the trainer was not told of letter %d: %s", number, answer["error"])
+    for trainer in (trainer_instance(view.policy) for view in run.config.views()):
+        try:
+            answer = await control.call(run.bus, TRAINER, trainer, "revive", {"letter": number}, run.bus.timeout_s)
+        except BusRefusedError:
+            continue
+        if "error" in answer:
+            _log.info("%s was not told of letter %d: %s", trainer, number, answer["error"])
 
 
 def _refuse_retry(run: OpenRun, letter: Letter) -> None:

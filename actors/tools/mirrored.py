@@ -73,7 +73,7 @@ async def restore(run: OpenRun, name: str | None) -> tuple[Saved, int]:
 async def _chosen(run: OpenRun, name: str | None) -> Saved:
     found = await listed(run)
     if name is None:
-        durable = recover(await ledger.read(run.bus)).durable
+        durable = recover(await ledger.read(run.bus, key=run.ledger)).durable
         if durable is None:
             raise NotInRunError(f"run {run.name} has no checkpoint yet")
         name = durable.folder

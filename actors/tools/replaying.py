@@ -52,6 +52,11 @@ def replay_config(head: Head, name: str, root: Path, over: Path | None, override
         layers = [str(base), *([str(over.absolute())] if over is not None else [])]
         top.write_text(yaml.safe_dump({"extends": layers, "run": {"name": name, "root": str(root.absolute())}}))
         config = resolve(top, list(overrides))
+    if config.policies:
+        raise RunUnfitError(
+            f"the samples are of {', '.join((config.model.name, *config.policies))}; expected those of one policy: each trainer"
+            " of that run read its own of them, which one alone does not. Start a new run"
+        )
     return reduced(config)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from physarum.actors import states
+from physarum.actors import policies, states
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import NotInRunError, RunUnfitError, ToolError
 from physarum.actors.trainer.recovery import Recovery, recover
@@ -38,7 +38,7 @@ class RolledBack(msgspec.Struct, frozen=True):
 
 async def roll_back(run: OpenRun, label: str, reason: str, hold: bool) -> RolledBack:
     """Withdraws everything after `label`. Raises NotInRunError where it has no checkpoint, RunUnfitError."""
-    version = Version.parse(label)
+    version, run = Version.parse(label), run.of_label(label)
     if run.finished:
         raise RunUnfitError(
             f"run {run.name} is finished: no trainer will go on; fork it from a checkpoint (actorctl fork)"
@@ -47,11 +47,11 @@ async def roll_back(run: OpenRun, label: str, reason: str, hold: bool) -> Rolled
         raise RunUnfitError(
             "trainer.ordered repeats the recorded steps exactly, so none of them can be withdrawn; fork the run"
         )
-    _found(run, recover(await ledger.read(run.bus)), version)
+    _found(run, recover(await ledger.read(run.bus, key=run.ledger)), version)
     if hold:
-        await _holds(run).put(states.Hold(f"{label} holds, {reason}", time.time()), states.HOLD)
+        await _holds(run).put(states.Hold(f"{label} holds, {reason}", time.time()), *_key(run))
     for _ in range(_ATTEMPTS):  # a trainer that is at work writes, too
-        records = await ledger.read(run.bus)
+        records = await ledger.read(run.bus, key=run.ledger)
         recovery = recover(records)
         chosen = _found(run, recovery, version)
         record = WithdrawRecord(
@@ -59,7 +59,7 @@ async def roll_back(run: OpenRun, label: str, reason: str, hold: bool) -> Rolled
         )
         try:
             await run.publisher.publish(
-                names.subject(run.name, "ledger", "record"),
+                names.subject(run.name, run.ledger, "record"),
                 encode(record),
                 message_id=f"ledger/withdraw/{uuid.uuid4().hex}",
                 expect_last_sequence=recovery.last_sequence,
@@ -72,17 +72,21 @@ async def roll_back(run: OpenRun, label: str, reason: str, hold: bool) -> Rolled
 
 
 async def release(run: OpenRun) -> bool:
-    """Lets a held trainer go on; False: none was held."""
+    """Lets the policy's trainer go on; False: it was not held."""
     holds = _holds(run)
-    held = (await holds.get(states.HOLD)).value
+    held = (await holds.get(*_key(run))).value
     if held is None or held.released:
         return False
-    await holds.put(msgspec.structs.replace(held, released=True), states.HOLD)
+    await holds.put(msgspec.structs.replace(held, released=True), *_key(run))
     return True
 
 
 def _holds(run: OpenRun) -> Register[states.Hold]:
     return Register(run.bus, run.publisher, "run", states.Hold)
+
+
+def _key(run: OpenRun) -> tuple[str, ...]:
+    return policies.key(states.HOLD, run.config.policy)
 
 
 def _found(run: OpenRun, recovery: Recovery, version: Version) -> DurableRecord:

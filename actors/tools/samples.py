@@ -76,7 +76,7 @@ async def sample_view(run: OpenRun, wanted: str) -> SampleView:
     queued = await _stored(run, "tasks", task)
     copies = [*await _copies(run, "episodes", task), *await _copies(run, "samples", task), *await _archived(run, task)]
     dead = [letters.row(one) for one in await letters.letters(run.bus) if one.task_id == task]
-    uses = _uses(Book(await ledger.read(run.bus)), task)
+    uses = _uses(Book(await ledger.read(run.bus, key=run.ledger)), task)
     state, where, reason = _place(bool(queued), copies, uses, dead, issued)
     if state == "not_issued":
         raise NotInRunError(f"run {run.name} has no task {task}: {where}")

@@ -10,6 +10,7 @@ import msgspec
 
 from physarum.actors.context import RunFolder
 from physarum.actors.errors import UnrecoverableError
+from physarum.actors.policies import TRAINER, trainer_instance
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import CheckpointBadError, NotInRunError, RunUnfitError
 from physarum.actors.trainer.checkpoints import Checkpoints
@@ -50,7 +51,9 @@ async def listed(run: OpenRun) -> list[Saved]:
 
 async def durables(run: OpenRun) -> list[DurableRecord]:
     """The ledger's records of checkpoints, in order."""
-    found = [item.record for item in await ledger.read(run.bus) if isinstance(item.record, DurableRecord)]
+    found = [
+        item.record for item in await ledger.read(run.bus, key=run.ledger) if isinstance(item.record, DurableRecord)
+    ]
     return list(dict.fromkeys(found))  # a fork may have one in several places
 
 
@@ -72,6 +75,7 @@ async def chosen(run: OpenRun, name: str) -> Path:
 
     Raises NotInRunError, CheckpointBadError.
     """
+    run = run.of_label(name)
     (found,) = await verified(run, name.rpartition("@")[2])
     refuse_faulty([found])
     if not found.on_disk:
@@ -96,7 +100,7 @@ async def save_now(run: OpenRun) -> dict[str, Any]:
     """
     limit_s = run.config.trainer.step_timeout_s + _MARGIN_S
     try:
-        answer = await control.call(run.bus, "trainer", "trainer-0", "checkpoint", {}, limit_s)
+        answer = await control.call(run.bus, TRAINER, trainer_instance(run.config.policy), "checkpoint", {}, limit_s)
     except BusRefusedError as error:
         raise RunUnfitError(
             f"run {run.name} has no trainer at work, so there is no state to save that is not saved already; start it with"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from physarum.actors.own_samples import OwnSamples
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.book import Book, Bound
 from physarum.actors.tools.errors import NotInRunError
@@ -65,14 +66,16 @@ async def steps_at(run: OpenRun, number: int) -> list[StepView]:
 
     Raises NotInRunError.
     """
-    book = Book(await ledger.read(run.bus))
+    book = Book(await ledger.read(run.bus, key=run.ledger))
     found = [bound for bound in book.steps if bound.step.number == number]
     if not found:
         numbers = [step.number for step, _ in book.settled]
         there = f"steps {min(numbers)} to {max(numbers)}" if numbers else "no step yet"
         raise NotInRunError(f"run {run.name} has no step {number}; it has {there}")
     recorded = await Recorded.open(run.bus, run.folder)
-    headers = await recorded.headers(one.sequence for bound in found for one in bound.plan.executions)
+    stored = await recorded.headers(one.sequence for bound in found for one in bound.plan.executions)
+    own = OwnSamples.of(run.config)
+    headers = {sequence: own.header(header) for sequence, header in stored.items()}
     return [step_view(book, bound, headers) for bound in found]
 
 

@@ -61,7 +61,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
 async def version_view(run: OpenRun, label: str) -> VersionView:
     """Raises NotInRunError for what is no version of the run."""
     version = _parsed(label, run.name)
-    book = Book(await ledger.read(run.bus))
+    book = Book(await ledger.read(run.bus, key=run.ledger))
     recorded = await Recorded.open(run.bus, run.folder)
     gone = recorded.missing(1, recorded.last)
     headers: dict[int, ExecutionHeader] = {}

@@ -105,7 +105,7 @@ class _Bytes:
 
 
 async def view(run: OpenRun) -> View:
-    """The newest head, all versions, oldest first, and every engine."""
+    """The policy's newest head, its versions, oldest first, and every engine that serves it."""
     model = run.config.model.name
     head = (await _heads(run).get(states.HEAD, model)).value
     mirrored = (await _heads(run).get(states.MIRRORED, model)).value
@@ -113,7 +113,8 @@ async def view(run: OpenRun) -> View:
     engines = await Register(run.bus, run.publisher, "weights", states.Serving).entries(states.ENGINE, model)
     places = await asyncio.to_thread(_Bytes, run)
     found = await asyncio.to_thread(manifests_in, run.folder.weights / "manifests")
-    versions = [_published(manifest, places, pinned) for manifest in found]
+    several = bool(run.config.policies)
+    versions = [_published(one, places, pinned) for one in found if not several or one.version.model == model]
     return View(
         head=head.label if head else None,
         mirrored=mirrored.label if mirrored else None,
@@ -125,7 +126,7 @@ async def view(run: OpenRun) -> View:
 async def verified(run: OpenRun, label: str | None) -> list[Published]:
     """Reads the versions that are here (or the one named) byte by byte. Raises NotInRunError."""
     manifests = _chosen(run.folder, label)
-    places, pinned = await asyncio.to_thread(_Bytes, run), await pins(run)
+    places, pinned = await asyncio.to_thread(_Bytes, run), await pins(run.of_label(label))
     found = []
     for manifest in manifests:
         one = _published(manifest, places, pinned)
@@ -202,7 +203,8 @@ async def pins(run: OpenRun) -> list[str]:
 
 
 async def pin(run: OpenRun, label: str, wanted: bool) -> list[str]:
-    """Keeps a version, or lets it go; the labels that are kept then. Raises NotInRunError."""
+    """Keeps a version, or lets it go; the labels of its policy that are kept then. Raises NotInRunError."""
+    run = run.of_label(label)
     if wanted:
         _chosen(run.folder, label)
     register = Register(run.bus, run.publisher, "weights", states.Pins)

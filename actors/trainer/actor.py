@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 import xxhash
 
-from physarum.actors import states
+from physarum.actors import policies, states
 from physarum.actors.context import Context
 from physarum.actors.errors import UnrecoverableError
 from physarum.actors.leadership import leading
@@ -47,6 +47,7 @@ from physarum.bus.control import Verb
 from physarum.bus.errors import BusRefusedError, BusUnreachableError
 from physarum.bus.intervals import IntervalSet
 from physarum.bus.ledger import Ledger, PlanRecord, RollbackRecord
+from physarum.bus.register import Register
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ _CANNOT_BE_MENDED: Final = (
 
 
 class TrainerActor(Actor):
-    """Role trainer. One acts under the lease; further ones stand by."""
+    """Role trainer, of one policy. One acts under the policy's lease; further ones stand by."""
 
     role: ClassVar[str] = "trainer"
 
@@ -83,6 +84,13 @@ class TrainerActor(Actor):
 
         return {"checkpoint": checkpoint, "revive": revive}
 
+    @property
+    def _done(self) -> Register[states.TrainerDone]:
+        return self.context.run_register(states.TrainerDone)
+
+    def _key(self, name: str) -> tuple[str, ...]:
+        return policies.key(name, self.context.policy)
+
     def _asked(self) -> Requests:
         if self._requests is None:
             raise RuntimeError(f"the trainer is {self.state}; expected it to be training: ask again when it is ready")
@@ -90,30 +98,29 @@ class TrainerActor(Actor):
 
     async def run(self) -> None:
         self.become("standby")
-        async with leading(self.context, "trainer") as held:
+        async with leading(self.context, policies.named(policies.TRAINER, self.context.policy)) as held:
             if held is not None:
                 await self._train(held)
 
     async def _train(self, held: lease.Lease) -> None:
         self.become("loading")
-        done = (await self.context.run_register(states.TrainerDone).get(states.TRAINER_DONE)).value
-        if done is not None:
+        if (await self._done.get(*self._key(states.TRAINER_DONE))).value is not None:
             await self._finished()
             return
-        recovery = recover(await ledger.read(self.bus))
+        recovery = recover(await ledger.read(self.bus, key=self.context.ledger))
         model = self.context.folder.start_model.resolve()
         world = await self._world(model)
         cursor, meta = await self._restore(world, recovery)
         for item in recovery.withdrawn:
             assert isinstance(item.record, PlanRecord)
             cursor.consume(item.sequence, item.record)
-        book = Ledger(self.bus, self.publisher, recovery.last_sequence, held.token)
+        book = Ledger(self.bus, self.publisher, recovery.last_sequence, held.token, self.context.ledger)
         await book.append(
             RollbackRecord(
                 old_epoch=recovery.last_epoch, new_epoch=held.token, fork=recovery.number, last_plan=recovery.last_plan
             )
         )
-        recovery = recover(await ledger.read(self.bus))
+        recovery = recover(await ledger.read(self.bus, key=self.context.ledger))
         limit_s = self.config.checkpoint.broadcast_timeout_s
         broadcasting = Broadcasting(self.context, limit_s) if broadcasts(self.config) else None
         model_digest = xxhash.xxh3_128_hexdigest((model / "config.json").read_bytes())
@@ -175,6 +182,7 @@ class TrainerActor(Actor):
                 group.create_task(intake.read_samples(), name="read SAMPLES"),
                 group.create_task(intake.read_dead(), name="read DEAD"),
                 group.create_task(readiness.exhaustion.follow(), name="follow the source"),
+                group.create_task(readiness.leader.follow(), name="follow the run's own policy"),
                 group.create_task(stepper.publication.run(), name="publish versions"),
                 group.create_task(stepper.mirroring.run(), name="mirror checkpoints"),
                 group.create_task(stepper.bodies.run(planner, intake.came), name="fetch ahead"),
@@ -197,7 +205,7 @@ class TrainerActor(Actor):
 
     async def _steps(self, stepper: Stepper, planner: Planner, readiness: Readiness, recovery: Recovery) -> str | None:
         """Trains until a stop condition is met or nothing more can come (its name), or until draining (None)."""
-        rule = StopRule(self.config.stop, recovery.trained)
+        rule = StopRule(self.config.stop if readiness.leader.is_us else None, recovery.trained)
         await self._released()
         for item in recovery.replay:
             assert isinstance(item.record, PlanRecord)
@@ -210,6 +218,8 @@ class TrainerActor(Actor):
                 return None
             if come.what == "exhausted" and not planner.has_rest:
                 return exhausted_reason(self.config)
+            if come.what == "let go":
+                return f"the run's own policy is done: {come.why}"
             record = await stepper.step(planner, come.waited_s, only_drops=come.what == "drops")
             rule.saw(record, stepper.trained_s)
         return reason
@@ -217,11 +227,12 @@ class TrainerActor(Actor):
     async def _released(self) -> None:
         """After versions were withdrawn engines get the good ones at once; training goes on when somebody says so."""
         holds = self.context.run_register(states.Hold)
-        async with holds.watch(states.HOLD) as changed:
+        key = self._key(states.HOLD)
+        async with holds.watch(*key) as changed:
             while not self.context.draining.is_set():
                 changed.clear()
                 try:
-                    hold = (await holds.get(states.HOLD)).value
+                    hold = (await holds.get(*key)).value
                 except (BusUnreachableError, BusRefusedError) as error:
                     # No event says when a server that is back serves its streams again, so this read alone is repeated.
                     _log.warning("nobody says whether training is held, asking again: %s", error)
@@ -230,7 +241,8 @@ class TrainerActor(Actor):
                 if hold is None or hold.released:
                     break
                 self.become("held")
-                _log.warning("training is held: %s; `actorctl weights resume` lets it go on", hold.reason)
+                which = f" --policy {self.context.policy}" if self.context.policy else ""
+                _log.warning("training is held: %s; `actorctl weights resume%s` lets it go on", hold.reason, which)
                 await self._changed(changed, None)
         self.become("ready")
 
@@ -254,7 +266,7 @@ class TrainerActor(Actor):
         done = states.TrainerDone(
             reason=reason, version=str(stepper.version), steps=stepper.number, model=str(target), at=time.time()
         )
-        await self.context.run_register(states.TrainerDone).put(done, states.TRAINER_DONE)
+        await self._done.put(done, *self._key(states.TRAINER_DONE))
         _log.info("training ended (%s) at %s; the model is in %s", reason, stepper.version, target)
 
     async def _finished(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from physarum.actors.context import Context
+from physarum.actors.own_samples import OwnSamples
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.wire import read_execution
 from physarum.bus import log
@@ -29,6 +30,7 @@ class Bodies:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._own = OwnSamples.of(context.config)
         self._held: dict[int, Execution] = {}
         self._claimed: dict[int, Execution] = {}
 
@@ -65,4 +67,7 @@ class Bodies:
 
     async def _read(self, sequences: list[int]) -> dict[int, Execution]:
         entries = await log.get_many(self._context.bus, "samples", sequences)
-        return {entry.sequence: await read_execution(self._context, entry.headers, entry.data) for entry in entries}
+        return {
+            entry.sequence: self._own.execution(await read_execution(self._context, entry.headers, entry.data))
+            for entry in entries
+        }

@@ -52,6 +52,11 @@ class Exhaustion:
         return position.finished and position != self._position
 
     @property
+    def source_ended(self) -> bool:
+        """Whether the source has issued all it will, but for refills."""
+        return self._position is not None
+
+    @property
     def look_again_s(self) -> float | None:
         """When to look again; None while the source has rows left.
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 from physarum.actors.context import Context
 from physarum.actors.dead_letters import DeadTask, dead_task
+from physarum.actors.own_samples import OwnSamples
 from physarum.actors.tools.marks import read_marks
 from physarum.actors.trainer.cursor import Cursor
 from physarum.actors.trainer.groups import Arrived, DeadMember
@@ -15,7 +16,7 @@ from physarum.actors.trainer.planner import Planner
 from physarum.actors.wire import read_header
 from physarum.bus.intervals import IntervalSet
 from physarum.bus.ledger import RefillRecord
-from physarum.bus.log import LogReader
+from physarum.bus.log import LogGapError, LogReader
 
 
 class Intake:
@@ -25,6 +26,7 @@ class Intake:
     def __init__(self, context: Context, planner: Planner, cursor: Cursor, replayed: IntervalSet) -> None:
         self._context, self._planner, self._cursor = context, planner, cursor
         self._replayed = replayed
+        self._own = OwnSamples.of(context.config)
         self.changed = asyncio.Event()
         self.came = asyncio.Event()
         self.refills: list[RefillRecord] = []
@@ -35,14 +37,26 @@ class Intake:
     async def read_samples(self) -> None:
         """Admits every sample above the cursor that no recorded plan holds, in log order, for ever.
 
-        What the reader passed over (another run's message) is consumed: it would hold the log's floor for ever.
+        What the reader passed over (another run's message) is consumed: it would hold the log's floor for ever. Raises
+        LogGapError for what is missing above the cursor; below, plans that are replayed have consumed it unread, and a
+        checkpoint of theirs may have let it go.
         """
-        reader = LogReader(self._context.bus, "samples", self._cursor.floor, headers_only=True)
+        while True:
+            try:
+                await self._read_on(max(self.samples_through + 1, self._cursor.floor))
+            except LogGapError:
+                if self.samples_through + 1 >= self._cursor.floor:
+                    raise
+                self.samples_through = self._cursor.floor - 1
+
+    async def _read_on(self, start: int) -> None:
+        reader = LogReader(self._context.bus, "samples", start, headers_only=True)
         async with aclosing(reader.batches(self._context.config.bus.fetch_timeout_s)) as batches:
             async for batch in batches:
                 for entry in batch:
                     if entry.sequence not in self._cursor.consumed and entry.sequence not in self._replayed:
-                        self._planner.admit(Arrived(entry.sequence, read_header(entry.headers)), time.monotonic())
+                        header = self._own.header(read_header(entry.headers))
+                        self._planner.admit(Arrived(entry.sequence, header), time.monotonic())
                 ours = {entry.sequence for entry in batch}
                 for sequence in range(self.samples_through + 1, reader.next_sequence):
                     if sequence not in ours:

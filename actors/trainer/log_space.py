@@ -55,13 +55,16 @@ class LogSpace:
         self._intake.changed.set()
 
     async def wanted(self) -> bool:
-        """Whether the log is full now and everything in it was taken in. Ask only while no batch is ready."""
+        """Whether the log is full now, everything in it was taken in, and no other policy keeps it from being trimmed. Ask only
+        while no batch is ready."""
         if not self._asked:
             return False
         state = await log.state(self._context.bus, "samples")
         largest = self._context.config.bus.inline_limit_bytes + _HEADERS_BYTES
         self._asked = 0 <= state.limit_bytes < state.bytes + largest
-        return self._asked and self._intake.samples_through >= state.last
+        if not self._asked or self._intake.samples_through < state.last:
+            return False
+        return await self._stepper.holds_log()
 
     async def make(self) -> list[GroupClosedRecord] | None:
         """Makes room, or returns what to record so that there will be; None: take what there is as a smaller batch.

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FILLING: Final = "trainer-"
-"""Before the names of versions that are being written into the area."""
+"""Before the names of versions that are being written into the area; of a further policy with its name between two "+", which
+no name has."""
 _PUBLISH_TIMEOUT_S: Final = 120.0
 
 
@@ -56,6 +57,8 @@ class Offers:
         self._flat: FlatBuffer | None = None
         self._quantisation: Quantisation | None = None
         self._stalled_s = 0.0
+        policy = self._config.policy
+        self._filling = f"trainer+{policy}+" if policy else _FILLING
 
     @property
     def wanted(self) -> bool:
@@ -81,7 +84,7 @@ class Offers:
             if broadcasts(self._config) or (self._world.device.type == "cuda" and self._world.config.ranks == 1):
                 self._flat = FlatBuffer(chunk_bytes)
             self._area = await asyncio.to_thread(weights_area, folder, self._config)
-            await asyncio.to_thread(self._area.clear_filling, _FILLING)
+            await asyncio.to_thread(self._area.clear_filling, self._filling)
 
     async def make(self, version: Version, *, final: bool = False) -> None:
         """Offers the weights, which are `version`. In ordered mode each version is waited for: the next batch is made by it;
@@ -119,7 +122,7 @@ class Offers:
 
     def _snapshot(self, version: Version) -> Callable[[], Snapshot]:
         """On the device where there is room: the way to the host is then not the trainer's. In the torch thread."""
-        name = f"{_FILLING}{version}"
+        name = f"{self._filling}{version}"
         taken = self._on_device()
         if taken is not None:
             return lambda: taken.on_host(self._area, name)

@@ -92,7 +92,7 @@ class Planner:
             return
         refused = refused or self.groups.refusal(header)
         unwanted = self._unwanted(header) if refused is None else None
-        if refused != "duplicate":
+        if refused != "duplicate" and header.samples:
             self.selection.generated(header.trainable)
         if unwanted is not None:
             self.groups.give_up(header.group, header.group_size, header.member, now)
@@ -262,8 +262,10 @@ class Planner:
         return any(self._attempt_left(one, start + member, member) for member in range(one.group_size))
 
     def _unwanted(self, header: ExecutionHeader) -> str | None:
-        """A sequence above the token budget cannot be trained at all, and a filter may refuse an execution; its group goes on
-        without it."""
+        """An execution may hold nothing of this policy, a sequence above the token budget cannot be trained at all, and a
+        filter may refuse one; its group goes on without it."""
+        if not header.samples:
+            return "absent"
         if any(sample.tokens > self._rules.max_sequence_tokens for sample in header.samples):
             return "too_long"
         if is_withdrawn(header, self._withdrawals):

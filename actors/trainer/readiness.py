@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from physarum.actors.context import Context
 from physarum.actors.trainer.exhaustion import Exhaustion
 from physarum.actors.trainer.intake import Intake
+from physarum.actors.trainer.leader import Leader
 from physarum.actors.trainer.log_space import LogSpace
 from physarum.actors.trainer.planner import Planner
 from physarum.actors.trainer.stepping import Stepper
@@ -25,10 +26,11 @@ Request = Callable[[], Awaitable[None]]
 
 
 class Next(NamedTuple):
-    """`waited_s`: seconds without a full batch."""
+    """`waited_s`: seconds without a full batch; `why`: of what ends training."""
 
-    what: Literal["batch", "drops", "exhausted", "draining"]
+    what: Literal["batch", "drops", "exhausted", "let go", "draining"]
     waited_s: float
+    why: str = ""
 
 
 class Readiness:
@@ -48,6 +50,7 @@ class Readiness:
         self._report = report
         self._requests: list[Request] = []
         self.exhaustion = Exhaustion(context, intake)
+        self.leader = Leader(context, intake.changed.set)
         self.space = LogSpace(context, stepper, planner, intake)
 
     def ask(self, request: Request) -> None:
@@ -69,7 +72,9 @@ class Readiness:
                     return Next("batch", time.perf_counter() - started)
                 if self._planner.drops_are_due or _passed(self._planner.drops_due_at):
                     return Next("drops", 0.0)
-                if await self.exhaustion.reached(self._refills):
+                if self.leader.done is not None and not self.exhaustion.source_ended:
+                    return Next("let go", 0.0, self.leader.done.reason)
+                if self.leader.permits_exhaustion and await self.exhaustion.reached(self._refills):
                     if await self._decided():
                         continue
                     await self._record(self._planner.groups.rest())
@@ -117,7 +122,7 @@ class Readiness:
         """Until something happened that `next` must look at."""
         deadlines = (self._planner.groups.next_deadline(), self._planner.drops_due_at)
         limits = [max(0.0, deadline - time.monotonic()) for deadline in deadlines if deadline is not None]
-        look_s = self.exhaustion.look_again_s
+        look_s = self.exhaustion.look_again_s if self.leader.permits_exhaustion else None
         limits += [] if look_s is None else [look_s]
         events = [self._context.draining, self._intake.changed]
         events += [self._context.resumed] if self._context.paused else []

@@ -11,6 +11,7 @@ from collections import deque
 from physarum.actors.context import Context
 from physarum.actors.tools.archive import Archive, archive_below
 from physarum.actors.trainer.checkpoints import Checkpoints
+from physarum.actors.trainer.floors import Floors
 from physarum.bus import names
 from physarum.bus.ledger import DurableRecord
 
@@ -22,6 +23,7 @@ class Retention:
         self._context, self._checkpoints = context, checkpoints
         self._keep = context.config.samples.keep
         self._archive = Archive(context.folder.archive)
+        self._floors_of_all = Floors(context)
         self._kept = {one.folder: one.floor for one in durables if (checkpoints.folder / one.folder).is_dir()}
         steps = self._keep if isinstance(self._keep, int) else 0
         self._floors: deque[int] = deque(maxlen=steps + 1)
@@ -42,11 +44,15 @@ class Retention:
         await self._keep_newest(len(self._kept) - 1)
         return True
 
+    async def holds_log(self) -> bool:
+        """Whether the log cannot be trimmed for the sake of these checkpoints, not for another policy's."""
+        return await self._floors_of_all.is_ours(min(self._kept.values(), default=1))
+
     async def _keep_newest(self, count: int) -> None:
         names_kept = list(self._kept)[-count:]
         self._kept = {name: self._kept[name] for name in names_kept}
         await asyncio.to_thread(self._checkpoints.retain, names_kept)
-        floor = min(self._kept.values())
+        floor = await self._floors_of_all.agreed(min(self._kept.values()))
         if self._keep != "floor":
             await self._store(floor)
         stream = names.stream(self._context.bus.run, "samples")

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from physarum.actors import states
+from physarum.actors import policies, states
+from physarum.actors.own_samples import OwnSamples
 from physarum.actors.trainer import exports
 from physarum.actors.trainer.age_alarm import AgeAlarm
 from physarum.actors.trainer.batch import StepResult
@@ -81,6 +82,7 @@ class Stepper:
         self.trained_s = meta.trained_s if meta is not None else 0.0
         self._steps = meta.steps if meta is not None else 0
         self._copied_s = 0.0
+        self._own = OwnSamples.of(self._config)
         self._retention = Retention(self._context, actor.checkpoints, recovery.durables)
         self.mirroring = Mirroring(actor, recovery)
         self.saving = Saving(
@@ -115,7 +117,8 @@ class Stepper:
         await self._offers.begin()
         await self.publish()
         ready = states.TrainerReady(epoch=self._lease.token, number=self.number, at=time.time())
-        await self._context.run_register(states.TrainerReady).put(ready, states.TRAINER_READY)
+        key = policies.key(states.TRAINER_READY, self._context.policy)
+        await self._context.run_register(states.TrainerReady).put(ready, *key)
         await self._context.emit("trainer_ready", {"epoch": ready.epoch, "number": ready.number})
         self._actor.become("ready")
 
@@ -135,7 +138,7 @@ class Stepper:
     async def replay(self, sequence: int, record: PlanRecord) -> StepRecord:
         """Executes a plan that an earlier epoch recorded, verbatim: same executions, order, masks and advantages."""
         self._lease.check()
-        headers = [read_header(entry.headers) for entry in await self._entries(record)]
+        headers = [self._own.header(read_header(entry.headers)) for entry in await self._entries(record)]
         plan = Plan.recorded(record, headers, self._forks, plan_rules(self._config))
         return await self._execute(sequence, plan, 0.0, {})
 
@@ -236,6 +239,10 @@ class Stepper:
             await self.checkpoint()
             return True
         return await self._retention.release()
+
+    async def holds_log(self) -> bool:
+        """Whether the sample log cannot be trimmed for this policy's sake, not for another's."""
+        return await self._retention.holds_log()
 
     async def _when_room(self, folder: Path, what: str, write: Callable[[], Awaitable[T]]) -> T:
         """What `write` returns; while the disk of `folder` is full it waits, and what was there before stays."""

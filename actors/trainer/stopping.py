@@ -16,8 +16,9 @@ _WINDOW: Final = 5
 class StopRule:
     """Told of each step; asked before the next."""
 
-    def __init__(self, config: StopConfig, trained: int = 0) -> None:
-        """`trained`: executions that were trained before, by steps that are not told here."""
+    def __init__(self, config: StopConfig | None, trained: int = 0) -> None:
+        """`trained`: executions that were trained before, by steps that are not told here. Without `config` no condition is
+        ever met: of a further policy, which ends with the run's own (leader.py)."""
         self._config = config
         self._trained = trained
         self._losses: deque[float] = deque(maxlen=_WINDOW)
@@ -35,6 +36,8 @@ class StopRule:
     def met(self, number: int) -> str | None:
         """The condition that is met after `number` weight-changing steps, or None."""
         config = self._config
+        if config is None:
+            return None
         if config.steps is not None and number >= config.steps:
             return f"stop.steps = {config.steps}"
         if config.samples is not None and self._trained >= config.samples:

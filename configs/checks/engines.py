@@ -32,8 +32,8 @@ def check_groups(config: RootConfig) -> Iterator[Problem]:
 
 def _recorded_choices(config: RootConfig) -> Iterator[Problem]:
     """What an engine chose is reported for its own tokens: a pair would report the decode server's alone."""
-    replay = config.trainer.algorithm.replay
     for name, group in config.engines.items():
+        replay = config.of_policy("" if group.model is not None else config.policy_of(name)).trainer.algorithm.replay
         if group.paired and group.model is None and (replay.routing == "R3" or replay.nucleus):
             where = config.origins.where(("engines", name, "servers"))
             found = "prefill and decode servers with `trainer.algorithm.replay` of what engines choose"

@@ -66,6 +66,9 @@ def _fixed_ports(config: RootConfig) -> Iterator[tuple[KeyPath, int]]:
         yield ("checkpoint", "port"), config.checkpoint.port
     if config.trainer.master_port:
         yield ("trainer", "master_port"), config.trainer.master_port
+    for name, policy in config.policies.items():
+        if policy.trainer.master_port:
+            yield ("policies", name, "trainer", "master_port"), policy.trainer.master_port
 
 
 def _bind_fault(port: int) -> str | None:

@@ -74,7 +74,7 @@ def _check(use: _Use, hook: Hook) -> None:
 
 
 def _uses(config: RootConfig) -> Iterator[_Use]:
-    source, evaluation, factory = config.source, config.evaluation, config.model.factory
+    source, evaluation = config.source, config.evaluation
     for key, part in source.parts():
         yield _rows_use(("source", *key), part)
     yield _Use(("rollout", "generate"), config.rollout.generate, ("task", "client"), config.rollout.args, is_async=True)
@@ -91,8 +91,8 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
     if evaluation is not None:
         for key, part in evaluation.parts():
             yield from _set_uses(("evaluation", *key), part)
-    if factory is not None:
-        yield _Use(("model", "factory", "hook"), factory.hook, ("folder",), factory.args)
+    for view in config.views():
+        yield from _policy_uses(view)
     for name, call in (
         ("after_publish", config.checkpoint.after_publish),
         ("before_pull", config.checkpoint.before_pull),
@@ -105,11 +105,18 @@ def _uses(config: RootConfig) -> Iterator[_Use]:
         if group.canary is not None:
             canary, key = group.canary, ("engines", name, "canary", "gate")
             yield _Use(key, canary.gate, ("probe",), canary.args, is_async=True)
+
+
+def _policy_uses(config: RootConfig) -> Iterator[_Use]:
+    """Of one policy."""
+    factory, under = config.model.factory, config.under
+    if factory is not None:
+        yield _Use((*under, "model", "factory", "hook"), factory.hook, ("folder",), factory.args)
     yield from _algorithm_uses(config)
     for place, filters in (("groups", config.filters.groups), ("executions", config.filters.executions)):
         for one in filters:
             if isinstance(one, GroupHook):
-                yield _Use(("filters", place), one.hook, ("headers",), one.args)
+                yield _Use((*under, "filters", place), one.hook, ("headers",), one.args)
 
 
 def _rows_use(key: KeyPath, part: RowsConfig) -> _Use:
@@ -137,4 +144,4 @@ def _algorithm_uses(config: RootConfig) -> Iterator[_Use]:
         ("loss", algorithm.loss, ("logprobs", "columns")),
     ):
         if isinstance(hook, Hook):
-            yield _Use(("trainer", "algorithm", name), hook, params, algorithm.hook_args)
+            yield _Use((*config.under, "trainer", "algorithm", name), hook, params, algorithm.hook_args)

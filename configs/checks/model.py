@@ -19,23 +19,29 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def check_model(config: RootConfig) -> Iterator[Problem]:
-    """The start model, as far as it can be known without a download."""
-    model = config.model
+    """The start model of each policy, as far as it can be known without a download."""
+    for view in config.views():
+        yield from _model(view)
+
+
+def _model(config: RootConfig) -> Iterator[Problem]:
+    model, under = config.model, config.under
     if model.path is not None:
-        yield from _folder(config, ("model", "path"), model.path)
+        yield from _folder(config, (*under, "model", "path"), model.path)
     if model.hub is not None and model.hub.offline:
         from physarum.configs.model_source import fetch_hub  # the hub's library, only where a hub is asked
 
         try:
-            yield from _folder(config, ("model", "hub"), fetch_hub(model.hub, None))
+            yield from _folder(config, (*under, "model", "hub"), fetch_hub(model.hub, None))
         except HubError as error:
-            where = config.origins.where(("model", "hub"))
+            where = config.origins.where((*under, "model", "hub"))
             yield Problem(Severity.ERROR, where, str(error), "the snapshot in the cache", "see the message")
     if model.made_by is not None:
         yield from _made_by(config)
     start = config.trainer.optimizer_start
     if start is not None and not (start.folder / "metadata.json").is_file():
-        where, shown = config.origins.where(("trainer", "optimizer_start", "folder")), display_path(start.folder)
+        where = config.origins.where((*under, "trainer", "optimizer_start", "folder"))
+        shown = display_path(start.folder)
         remedy = "name an iter_* folder of Megatron-core's torch_dist format, or remove the key"
         yield Problem(Severity.ERROR, where, f"no metadata.json in {shown}", "a torch_dist folder", remedy)
 
@@ -108,7 +114,7 @@ def _json(path: Path) -> object:
 
 def _made_by(config: RootConfig) -> Iterator[Problem]:
     """Resolves the chain of configurations whose runs make the model, and checks each one's hooks and own model."""
-    where = config.origins.where(("model", "made_by"))
+    where = config.origins.where((*config.under, "model", "made_by"))
     maker, seen = config.model.made_by, list[Path]()
     while maker is not None:
         if maker in seen:

@@ -61,9 +61,10 @@ def _evaluation_engines(config: RootConfig) -> Iterator[Finding]:
             yield ("evaluation", "overflow"), found, expected, remedy
         return
     key: KeyPath = ("evaluation", "engines")
-    following = [name for name, group in config.engines.items() if group.model is None]
+    following = list(config.following)
     if own not in following:
-        expected = f"a group under `engines` without `model`; there are: {', '.join(following) or 'none'}"
+        there = ", ".join(following) or "none"
+        expected = f"a group under `engines` without `model` that follows the run's own policy; there are: {there}"
         yield key, f"`evaluation.engines: {own}`", expected, "name one of them, or define the group"
     elif config.engines[own].transport == "nccl":
         found = f"`engines.{own}.transport: nccl` with `evaluation.engines: {own}`"

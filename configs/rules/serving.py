@@ -84,15 +84,15 @@ def _engine_routers(config: RootConfig) -> Iterator[Finding]:
 
 
 def _quantised_models(config: RootConfig) -> Iterator[Finding]:
-    """All engines that follow versions get the same tensors."""
-    following = {name: group for name, group in config.engines.items() if group.model is None}
-    first = next(iter(following), "")
+    """All engines that follow the versions of a policy get the same tensors."""
+    firsts: dict[str, str] = {}
     for name, group in config.engines.items():
+        first = name if group.model is not None else firsts.setdefault(config.policy_of(name), name)
         key: KeyPath = ("engines", name, "quantised_model")
         if group.model is not None and group.quantised_model is not None:
             found = f"`{dotted(key)}` with `engines.{name}.model`"
             yield key, found, "one of the two: an engine with `model` follows no versions", f"remove `{dotted(key)}`"
-        elif group.model is None and group.quantised_model != following[first].quantised_model:
+        elif group.model is None and group.quantised_model != config.engines[first].quantised_model:
             found = f"`{dotted(key)}` other than `engines.{first}.quantised_model`"
             remedy = "name the same folder in both groups, or in none"
             yield key, found, "one form for all engines that follow versions: each is published once", remedy

@@ -104,9 +104,9 @@ def _sequence_length(config: RootConfig) -> Iterator[Finding]:
         return
     contexts = [
         (length, f"engines.{name}.sglang.context-length")
-        for name, group in config.engines.items()
+        for name, group in config.following.items()
         for length in group.values_of("context-length")
-        if group.model is None and isinstance(length, int)
+        if isinstance(length, int)
     ]
     answer = (config.rollout.sampling.max_new_tokens + 1, "rollout.sampling.max_new_tokens")
     longest, option = max(contexts, default=answer)
@@ -126,9 +126,9 @@ def _answers_fit(config: RootConfig) -> Iterator[Finding]:
         for key, part in config.evaluation.parts():
             sampling = config.evaluation.sampling_of(part)
             asked.append((("evaluation", *key, "sampling", "max_new_tokens"), sampling.max_new_tokens))
-    for name, group in config.engines.items():
+    for name, group in config.following.items():
         lengths = [length for length in group.values_of("context-length") if isinstance(length, int)]
-        if group.model is not None or not lengths:
+        if not lengths:
             continue
         context = min(lengths)
         for key, tokens in asked:

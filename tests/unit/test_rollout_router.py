@@ -219,6 +219,20 @@ async def test_shares_follow_what_workers_ask_for_and_who_drains_asks_for_nothin
     assert len(refs) + len(waiting) == 8
 
 
+async def test_what_is_asked_of_another_policys_engines_takes_no_share_of_these() -> None:
+    workers = Present("rollout")
+    line = Line(workers, asks="demand-solver")
+    line.says("a", load=load(limit=8))
+    workers.says("rollout-0", **{"demand": 1, "demand-solver": 100})
+    workers.says("rollout-1", **{"demand": 100, "demand-solver": 1})
+    line.router.notify()
+    refs = [await line.pick() for _ in range(7)]
+    waiting = line.asks()
+    await asyncio.sleep(0)
+    assert len(refs) == 7 and not waiting.done(), "the other one asks for one place"
+    waiting.cancel()
+
+
 async def test_who_has_no_share_anywhere_still_has_one_place() -> None:
     workers = Present("rollout")
     for index in range(9):

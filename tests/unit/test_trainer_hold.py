@@ -49,7 +49,7 @@ class Trainer(TrainerActor):
     def __init__(self, holds: Holds) -> None:
         self.became: list[str] = []
         register = cast(Any, lambda kind: holds)
-        self.context = cast(Any, SimpleNamespace(draining=asyncio.Event(), run_register=register))
+        self.context = cast(Any, SimpleNamespace(draining=asyncio.Event(), run_register=register, policy=""))
 
     def become(self, state: str) -> None:
         self.became.append(state)

@@ -53,7 +53,7 @@ def made(coming: list[Arrived]) -> tuple[Readiness, Planner, Pen]:
     planner = Planner(RULES)
     planner.admit(arrived(0, made_by=0))
     intake = SimpleNamespace(changed=asyncio.Event(), refills=[])
-    context = SimpleNamespace(draining=asyncio.Event(), paused=False)
+    context = SimpleNamespace(draining=asyncio.Event(), paused=False, policy="")
     pen = Pen(planner, intake, coming)
     readiness = Readiness(cast(Any, context), cast(Any, pen), planner, cast(Any, intake), 0, lambda groups: None)
     return readiness, planner, pen
