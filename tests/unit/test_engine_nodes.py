@@ -147,7 +147,8 @@ def test_every_node_of_an_engine_reports_the_routing_that_is_replayed() -> None:
 class Server:
     """An encoder's, which goes on."""
 
-    url, pid, bootstrap_port = "http://h:1", 1, None
+    url = announced = "http://h:1"
+    pid, bootstrap_port = 1, None
 
     async def wait_exit(self) -> int:
         await asyncio.Event().wait()
