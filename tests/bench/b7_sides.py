@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 
+from physarum.actors.engine.control import EngineControl
 from tests.bench.b7_hooks import Requests
 from tests.bench.whole_runs import actorctl, recorded
 
 RECIPE: Final = Path(__file__).with_name("b7.yaml")
 _REQUEST_S: Final = 600.0
+_LOOK_S: Final = 0.5
 _WINDOW: Final = (0.2, 0.8)
 """The part of all tokens that a rate is taken over: neither the start nor the emptying of the slots counts."""
 
@@ -43,10 +46,44 @@ class SideFailedError(Exception):
 
 def tokens_per_s(completions: list[Completion]) -> float:
     """Tokens that came between the times at which 20 % and 80 % of them all were there."""
+    (began, before), (ended, until) = _window(completions)
+    return (until - before) / (ended - began)
+
+
+def _window(completions: list[Completion]) -> tuple[tuple[float, int], tuple[float, int]]:
+    """(When, tokens until then) of its begin and its end."""
     ordered = sorted(completions)
     counted = list(itertools.accumulate(tokens for _, tokens in ordered))
     low, high = (next(i for i, total in enumerate(counted) if total >= share * counted[-1]) for share in _WINDOW)
-    return (counted[high] - counted[low]) / (ordered[high][0] - ordered[low][0])
+    return (ordered[low][0], counted[low]), (ordered[high][0], counted[high])
+
+
+@contextlib.asynccontextmanager
+async def occupancy(url: str) -> AsyncIterator[list[tuple[float, int]]]:
+    """(When, requests that the engine has), twice a second while the block runs."""
+    found: list[tuple[float, int]] = []
+    async with aiohttp.ClientSession() as session:
+        control = EngineControl(url, session)
+
+        async def look() -> None:
+            while True:
+                load = await control.loads()
+                found.append((time.time(), load.running + load.waiting))
+                await asyncio.sleep(_LOOK_S)
+
+        looking = asyncio.create_task(look())
+        try:
+            yield found
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+
+def middle(there: list[tuple[float, int]], completions: list[Completion]) -> float:
+    """Requests at the engine on average over the part that the rate is taken over."""
+    (began, _), (ended, _) = _window(completions)
+    within = [count for at, count in there if began <= at <= ended]
+    return sum(within) / len(within) if within else float("nan")
 
 
 async def bare(load: Load) -> list[Completion]:

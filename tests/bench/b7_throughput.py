@@ -1,8 +1,9 @@
 """B7: tokens/s through physarum (source, rollout, reward, bus, records) against a bare client, on the same real engine.
 
 Same prompts, lengths, concurrency and request fields on both sides, in turn A B B A; every token counted for physarum is
-found in SAMPLES. A rate is taken over the middle of a side's tokens. On CUDA the model has the shape of Qwen3-0.6B, on
-CPU that of the calculator's; random weights. `--stream-tokens N`: a third side, physarum with answers in chunks of N tokens.
+found in SAMPLES, and how many requests the engine had is asked twice a second. A rate is taken over the middle of a side's
+tokens. On CUDA the model has the shape of Qwen3-0.6B, on CPU that of the calculator's; random weights. `--stream-tokens N`: a
+third side, physarum with answers in chunks of N tokens.
 
     python -m tests.bench.b7_throughput --concurrency 64,256 --pairs 5
 """
@@ -27,7 +28,7 @@ import torch
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.configs.engine import EngineConfig
-from tests.bench.b7_sides import Load, bare, physarum, tokens_per_s
+from tests.bench.b7_sides import Load, bare, middle, occupancy, physarum, tokens_per_s
 from tests.bench.models import SHAPES, save_qwen3
 
 _log = logging.getLogger(__name__)
@@ -74,18 +75,22 @@ async def _row(load: Load, place: Path, count: int, stream_tokens: int | None) -
     rates: dict[str, list[float]] = {"physarum": [], "bare": []}
     if stream_tokens is not None:
         rates["streamed"] = []
+    engines: dict[str, list[float]] = {side: [] for side in rates}
     for pair in range(count):
         for side in rates if pair % 2 == 0 else reversed(rates):
-            if side == "bare":
-                completions = await bare(load)
-            else:
-                chunks = stream_tokens if side == "streamed" else None
-                completions = await physarum(load, place, f"c{load.concurrency}-{side}-{pair}", chunks)
+            async with occupancy(load.engine_url) as there:
+                if side == "bare":
+                    completions = await bare(load)
+                else:
+                    chunks = stream_tokens if side == "streamed" else None
+                    completions = await physarum(load, place, f"c{load.concurrency}-{side}-{pair}", chunks)
             rates[side].append(tokens_per_s(completions))
+            engines[side].append(middle(there, completions))
         _log.info("%d concurrent: %s", load.concurrency, {side: round(found[-1]) for side, found in rates.items()})
     ours, theirs = rates.pop("physarum"), rates.pop("bare")
     row = {
         "concurrency": load.concurrency,
+        "at_the_engine": {side: round(median(found), 1) for side, found in engines.items()},
         "physarum_tok_s": round(median(ours)),
         "bare_tok_s": round(median(theirs)),
         **_ratio("ratio", ours, theirs),
