@@ -6,7 +6,7 @@ Invariant: a chunk is read only below the place that `reached` named.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -20,6 +20,14 @@ Chunks = dict[str, tuple[Chunk, ...]]
 """Of each tensor, in order."""
 
 ALGORITHM: Final[Algorithm] = "xxh3"
+
+
+def by_tensor(names: Iterable[str], chunks: Iterable[tuple[str, Chunk]]) -> Chunks:
+    """Each tensor's chunks in the order given; a tensor without bytes has none."""
+    listed: dict[str, list[Chunk]] = {name: [] for name in names}
+    for name, chunk in chunks:
+        listed[name].append(chunk)
+    return {name: tuple(found) for name, found in listed.items()}
 
 
 class ChunkHashing:
@@ -53,7 +61,6 @@ class ChunkHashing:
 
     def chunks(self) -> Chunks:
         """Once the end was reached; waits for the last digests."""
-        listed: dict[str, list[Chunk]] = {name: [] for name in self._names}
-        for (name, _, size), digest in zip(self._places, self._begun, strict=True):
-            listed[name].append(Chunk(digest.result(), size))
-        return {name: tuple(chunks) for name, chunks in listed.items()}
+        digests = (digest.result() for digest in self._begun)
+        found = ((name, Chunk(digest, size)) for (name, _, size), digest in zip(self._places, digests, strict=True))
+        return by_tensor(self._names, found)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from physarum.weightsync.area import Filling, SharedArea
-from physarum.weightsync.chunk_hashing import ALGORITHM, Chunks
+from physarum.weightsync.chunk_hashing import ALGORITHM, Chunks, by_tensor
 from physarum.weightsync.digest import Algorithm, digest_of
 from physarum.weightsync.dtypes import by_name
 from physarum.weightsync.errors import ManifestError
@@ -87,10 +87,8 @@ class Snapshot:
             (name, piece) for name in self.file.forms for piece in _pieces(self.file.tensor(name), self.chunk_bytes)
         ]
         digests = spread(lambda one: digest_of(one[1], algorithm), pieces)
-        listed: dict[str, list[Chunk]] = {name: [] for name in self.file.forms}
-        for (name, piece), digest in zip(pieces, digests, strict=True):
-            listed[name].append(Chunk(digest, piece.nbytes))
-        return {name: tuple(found) for name, found in listed.items()}
+        found = ((name, Chunk(digest, piece.nbytes)) for (name, piece), digest in zip(pieces, digests, strict=True))
+        return by_tensor(self.file.forms, found)
 
 
 def _pieces(data: memoryview, size: int) -> Iterator[memoryview]:
