@@ -133,15 +133,26 @@ class Limit:
         return max(0.0, made - grown)
 
     def _queue(self, last: LoadSample, sample: LoadSample) -> None:
-        """Queue time by Little's law in tokens, L / lambda; without tokens, the time since nobody was waiting."""
+        """Queue time by Little's law, L / lambda, in tokens or else in requests, and no longer than since nobody was waiting.
+
+        Where many requests come and go somebody waits in every sample, though nobody for long.
+        """
         if not sample.waiting:
             self._queue_since, self.queue_s = None, 0.0
             return
         self._queue_since = last.at if self._queue_since is None else self._queue_since
-        since = sample.at - self._queue_since
+        bounds = [sample.at - self._queue_since]
         if sample.waiting_tokens is not None and self._prefill_rate > 0:
-            since = min(since, sample.waiting_tokens / self._prefill_rate)
-        self.queue_s = since
+            bounds.append(sample.waiting_tokens / self._prefill_rate)
+        elif (rate := self._ended_per_s(last, sample)) > 0:
+            bounds.append(sample.waiting / rate)
+        self.queue_s = min(bounds)
+
+    def _ended_per_s(self, last: LoadSample, sample: LoadSample) -> float:
+        """Requests, at least: tokens made over the mean length, which is at most twice what those who run hold on average (mean
+        residual life of a renewal process). 0 where tokens are not reported."""
+        made = (sample.made_tokens or 0.0) - (last.made_tokens or 0.0)
+        return made / (sample.at - last.at) * sample.running / (2.0 * sample.used_tokens) if sample.used_tokens else 0.0
 
     def _pressed(self, sample: LoadSample, usage: float) -> str:
         rules = self._rules

@@ -176,6 +176,7 @@ class TrainerActor(Actor):
         intake = Intake(self.context, planner, cursor, replayed)
         readiness = Readiness(self.context, stepper, planner, intake, recovery.refills, self._waiting)
         stepper.saving.when_done = lambda: readiness.ask(stepper.saving.record_done)
+        stepper.publication.when_idle = lambda: readiness.ask(stepper.publish_owed)
         self._requests = Requests(self.bus, stepper, intake, readiness)
         async with readiness.space.watched(), asyncio.TaskGroup() as group:
             beside = [

@@ -57,6 +57,7 @@ class Offers:
         self._flat: FlatBuffer | None = None
         self._quantisation: Quantisation | None = None
         self._stalled_s = 0.0
+        self._owed = False
         policy = self._config.policy
         self._filling = f"trainer+{policy}+" if policy else _FILLING
 
@@ -97,11 +98,19 @@ class Offers:
             return
         if not self._publication.idle:
             self._publication.debt += 1
+            self._owed = True
             return
+        self._owed = False
         await self._offer(version, final)
         if final:
             await self._publication.drained(_PUBLISH_TIMEOUT_S)
             self._publication.check_published(version)
+
+    async def settle(self, version: Version) -> None:
+        """Offers the weights, which are `version`, if those of some step since the last offer should have been and were not:
+        where all that comes is over age no step ever makes others, and engines would never get what brings them within it."""
+        if self._owed and self._publication.idle:
+            await self.make(version)
 
     async def _offer(self, version: Version, final: bool) -> None:
         """Without room for a version training goes on, in sight of the user; the next one may find it."""
@@ -113,6 +122,7 @@ class Offers:
                 raise
             _log.error("%s is not published: %s", version, error)
             self._publication.debt += 1
+            self._owed = True
             return
         except (QuantisationError, WeightsNotQuantised) as error:
             raise UnrecoverableError(f"{version} cannot be published: {error}") from error

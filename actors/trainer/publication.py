@@ -74,6 +74,8 @@ class Publication:
         self.last: Version | None = None
         self._obstacle = "no checkpoint actor has announced itself"
         self._under_way: dict[str, float] = {}
+        self.when_idle: Callable[[], None] = lambda: None
+        """Called when an offer is done with."""
 
     @property
     def under_way(self) -> str:
@@ -134,6 +136,7 @@ class Publication:
                     finally:
                         sending.cancel()
                 self._idle.set()
+                self.when_idle()
 
     async def _broadcasts(self, stack: AsyncExitStack) -> Callable[[Offer], Coroutine[None, None, None]]:
         """What sends an offer to the engines that take part; nothing where none can."""

@@ -195,6 +195,8 @@ class Stepper:
         config = self._config.trainer
         if record.changed and self.number % config.publish_every == 0:
             await self.publish()
+        else:
+            await self.publish_owed()
         await self._report(record)
         if config.export_every is not None and record.changed and self.number % config.export_every == 0:
             folder, keep = self._context.folder.exports, self._config.checkpoint.keep_exports
@@ -208,6 +210,10 @@ class Stepper:
     async def publish(self, *, final: bool = False) -> None:
         """Offers the weights as they are (offers.py)."""
         await self._offers.make(self.version, final=final)
+
+    async def publish_owed(self) -> None:
+        """What could not be offered because the version before was still on its way."""
+        await self._offers.settle(self.version)
 
     async def export(self, target: Path) -> None:
         """Writes the weights as a Hugging Face folder: aside, then renamed over what is there; waits for a full disk."""

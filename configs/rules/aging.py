@@ -53,6 +53,21 @@ def _age_policy(config: RootConfig, key: KeyPath, policy: AgePolicy) -> Iterator
         )
 
 
+def _published(config: RootConfig) -> Iterator[Finding]:
+    """Before the engines' next version is due, batches of the one they have must still be trained."""
+    policy, every = config.age.of(config.source.name), config.trainer.publish_every
+    trains = config.trainer.objective == "rl" and not config.trainer.record_only and config.following
+    if trains and policy.consumption != "train" and every > policy.bound + 1:
+        found = f"`trainer.publish_every: {every}` with `age.bound: {policy.bound}`"
+        remedy = f"set `trainer.publish_every: {policy.bound + 1}` or less, or raise `age.bound` to {every - 1}"
+        yield (
+            ("trainer", "publish_every"),
+            found,
+            "at most bound + 1: else what engines make is over the bound before they get another version",
+            remedy,
+        )
+
+
 def _enough(config: RootConfig) -> Iterator[Finding]:
     """A group that goes on early: fewer than are issued, no fewer than are needed, and not where all are waited for."""
     enough, key = config.groups.enough, ("groups", "enough")
@@ -75,4 +90,4 @@ def _enough(config: RootConfig) -> Iterator[Finding]:
         yield key, found, "groups that do not depend on who is first", "remove `groups.enough`, or the other"
 
 
-RULES: tuple[Rule, ...] = (_age, _enough)
+RULES: tuple[Rule, ...] = (_age, _published, _enough)

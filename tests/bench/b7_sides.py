@@ -23,6 +23,8 @@ _LOOK_S: Final = 0.5
 _WINDOW: Final = (0.2, 0.8)
 """The part of all tokens that a rate is taken over: neither the start nor the emptying of the slots counts."""
 
+Settings = dict[str, Any]
+"""Of a run, laid over those that all runs have."""
 Completion = tuple[float, int]
 """When a request's tokens were there (Unix seconds), and how many."""
 
@@ -48,6 +50,12 @@ def tokens_per_s(completions: list[Completion]) -> float:
     """Tokens that came between the times at which 20 % and 80 % of them all were there."""
     (began, before), (ended, until) = _window(completions)
     return (until - before) / (ended - began)
+
+
+def window(completions: list[Completion]) -> tuple[float, float]:
+    """Begin and end of what the rate is taken over."""
+    (began, _), (ended, _) = _window(completions)
+    return began, ended
 
 
 def _window(completions: list[Completion]) -> tuple[tuple[float, int], tuple[float, int]]:
@@ -81,7 +89,7 @@ async def occupancy(url: str) -> AsyncIterator[list[tuple[float, int]]]:
 
 def middle(there: list[tuple[float, int]], completions: list[Completion]) -> float:
     """Requests at the engine on average over the part that the rate is taken over."""
-    (began, _), (ended, _) = _window(completions)
+    began, ended = window(completions)
     within = [count for at, count in there if began <= at <= ended]
     return sum(within) / len(within) if within else float("nan")
 
@@ -112,7 +120,7 @@ async def _slot(
         found.append((time.time(), got))
 
 
-async def physarum(load: Load, place: Path, name: str, stream_tokens: int | None = None) -> list[Completion]:
+async def physarum(load: Load, place: Path, name: str, further: Settings) -> list[Completion]:
     """A recording run of the same requests; its completions are read from SAMPLES when it has ended."""
     slots, rest = divmod(load.concurrency, load.rollouts)
     if rest:
@@ -127,7 +135,7 @@ async def physarum(load: Load, place: Path, name: str, stream_tokens: int | None
         "rollout.count": load.rollouts,
         "rollout.slots": slots,
         "rollout.request_timeout_s": _REQUEST_S,
-        "rollout.stream_tokens": stream_tokens,
+        **further,
     }
     await actorctl("rollout-only", RECIPE, settings, place / f"{name}.log")
     samples, _ = await recorded(place / name)

@@ -2,8 +2,10 @@
 
 Same prompts, lengths, concurrency and request fields on both sides, in turn A B B A; every token counted for physarum is
 found in SAMPLES, and how many requests the engine had is asked twice a second. A rate is taken over the middle of a side's
-tokens. On CUDA the model has the shape of Qwen3-0.6B, on CPU that of the calculator's; random weights. `--stream-tokens N`: a
-third side, physarum with answers in chunks of N tokens.
+tokens. On CUDA the model has the shape of Qwen3-0.6B, on CPU that of the calculator's; random weights. Further sides of
+physarum: `--stream-tokens N`, answers in chunks of N tokens; `--fixed-limit`, as many requests at the engine as there are slots
+from the start. `--place FOLDER` keeps the engine's log and the runs; `windows` of a row says when each side was measured (Unix
+seconds).
 
     python -m tests.bench.b7_throughput --concurrency 64,256 --pairs 5
 """
@@ -28,7 +30,7 @@ import torch
 from physarum.actors.engine.environment import engine_python
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.configs.engine import EngineConfig
-from tests.bench.b7_sides import Load, bare, middle, occupancy, physarum, tokens_per_s
+from tests.bench.b7_sides import Load, Settings, bare, middle, occupancy, physarum, tokens_per_s, window
 from tests.bench.models import SHAPES, save_qwen3
 
 _log = logging.getLogger(__name__)
@@ -54,43 +56,46 @@ async def pairs(
     mean: int,
     count: int,
     rollouts: int,
-    stream_tokens: int | None = None,
+    further: dict[str, Settings] | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
-    """`count` pairs a concurrency; a side has `waves` requests for each slot."""
+    """`count` pairs a concurrency; a side has `waves` requests for each slot. `keep`: a folder that stays."""
     with tempfile.TemporaryDirectory(prefix="b7-") as name:
-        place = Path(name)
+        place = keep or Path(name)
+        place.mkdir(parents=True, exist_ok=True)
         vocabulary = await asyncio.to_thread(save_qwen3, place / "model", shape)
         async with _engine(place, max(concurrencies)) as url:
             rows = []
             for concurrency in concurrencies:
                 load = Load(place / "model", url, vocabulary, concurrency, waves * concurrency, mean, rollouts)
                 await bare(load)  # compiles what this batch size needs
-                rows.append(await _row(load, place, count, stream_tokens))
+                rows.append(await _row(load, place, count, further or {}))
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
     found = {"device": device, "shape": shape, "target": TARGET, "pairs": count, "rows": rows}
-    return found if stream_tokens is None else found | {"stream_tokens": stream_tokens}
+    return found | ({"further": further} if further else {})
 
 
-async def _row(load: Load, place: Path, count: int, stream_tokens: int | None) -> dict[str, Any]:
-    rates: dict[str, list[float]] = {"physarum": [], "bare": []}
-    if stream_tokens is not None:
-        rates["streamed"] = []
+async def _row(load: Load, place: Path, count: int, further: dict[str, Settings]) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {side: [] for side in ("physarum", "bare", *further)}
     engines: dict[str, list[float]] = {side: [] for side in rates}
+    windows: dict[str, list[list[float]]] = {side: [] for side in rates}
     for pair in range(count):
         for side in rates if pair % 2 == 0 else reversed(rates):
             async with occupancy(load.engine_url) as there:
                 if side == "bare":
                     completions = await bare(load)
                 else:
-                    chunks = stream_tokens if side == "streamed" else None
-                    completions = await physarum(load, place, f"c{load.concurrency}-{side}-{pair}", chunks)
+                    name = f"c{load.concurrency}-{side}-{pair}"
+                    completions = await physarum(load, place, name, further.get(side, {}))
             rates[side].append(tokens_per_s(completions))
             engines[side].append(middle(there, completions))
-        _log.info("%d concurrent: %s", load.concurrency, {side: round(found[-1]) for side, found in rates.items()})
+            windows[side].append([round(at, 1) for at in window(completions)])
+            _log.info("%d, %s: %.0f tok/s, %.1f there", load.concurrency, side, rates[side][-1], engines[side][-1])
     ours, theirs = rates.pop("physarum"), rates.pop("bare")
     row = {
         "concurrency": load.concurrency,
         "at_the_engine": {side: round(median(found), 1) for side, found in engines.items()},
+        "windows": windows,
         "physarum_tok_s": round(median(ours)),
         "bare_tok_s": round(median(theirs)),
         **_ratio("ratio", ours, theirs),
@@ -141,9 +146,16 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--rollouts", type=int, default=4)
     parser.add_argument("--stream-tokens", type=int)
+    parser.add_argument("--fixed-limit", action="store_true")
+    parser.add_argument("--place", type=Path)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     sizes = [int(one) for one in options.concurrency.split(",")]
+    further: dict[str, Settings] = {}
+    if options.stream_tokens is not None:
+        further["streamed"] = {"rollout.stream_tokens": options.stream_tokens}
+    if options.fixed_limit:
+        further["fixed"] = {"engines.policy.concurrency": {"floor": max(sizes), "start": max(sizes)}}
     found = pairs(
         options.shape,
         sizes,
@@ -151,7 +163,8 @@ def main() -> None:
         mean=options.mean,
         count=options.pairs,
         rollouts=options.rollouts,
-        stream_tokens=options.stream_tokens,
+        further=further,
+        keep=options.place,
     )
     print(json.dumps(asyncio.run(found)))
 

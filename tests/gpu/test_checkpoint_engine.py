@@ -83,9 +83,12 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     reference = tiny_model(0, head_dim=64).to(torch.bfloat16).float()
     reference.save_pretrained(model)
     arguments = {
+        # There is no tokenizer, and a prompt of no tokens ends a server that waits: its own first request would be one.
+        "skip-tokenizer-init": True,
         "dtype": "bfloat16", "load-format": "dummy", "mem-fraction-static": 0.3, "max-total-tokens": 16384,
         "attention-backend": "triton",
-        "sampling-backend": "pytorch", "grammar-backend": "none", "disable-cuda-graph": True, WAITS_FOR_WEIGHTS: True,
+        "sampling-backend": "pytorch", "grammar-backend": "none", "disable-cuda-graph": True, "disable-radix-cache": True,
+        WAITS_FOR_WEIGHTS: True,
     }  # fmt: skip
     spec = EngineSpec(python=python, model=model, label="start", log_file=tmp_path / "sglang.log", sglang=arguments,
                       environment=engine_path())  # fmt: skip

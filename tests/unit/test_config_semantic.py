@@ -74,6 +74,10 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["`age.streams.main.bound: 1`", "or `age.streams.main.bound: 0`"],
         ),
         (
+            ["trainer.publish_every=4"],
+            ["`trainer.publish_every: 4` with `age.bound: 2`", "set `trainer.publish_every: 3` or less"],
+        ),
+        (
             ["age.in_flight=abort"],
             ["`age.in_flight: abort` with `age.consumption: mask`", "set `age.consumption: drop`"],
         ),
@@ -233,6 +237,8 @@ def test_contradictions_are_reported_together(tmp_path: Path) -> None:
     [
         ["age.bound=0", "trainer.algorithm.correction=none"],
         ["age.in_flight=abort", "age.consumption=drop"],
+        ["trainer.publish_every=3"],
+        ["trainer.publish_every=9", "age.consumption=train"],
         ["age.consumption=wait", "age.admission=pace"],
         ["age.bound=4", "age.streams.main={bound: 0, admission: pace, consumption: drop, in_flight: abort}"],
         ["trainer.algorithm.correction=none", "trainer.algorithm.old_logprobs=engine"],

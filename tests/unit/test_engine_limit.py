@@ -161,6 +161,25 @@ def test_a_queue_that_is_prefilled_soon_is_none() -> None:
     assert limit.queue_s < 0.2
 
 
+def test_somebody_who_always_waits_for_a_moment_is_no_queue_where_prefilled_tokens_are_not_reported() -> None:
+    """SGLang 0.5.15 at 80 short requests a second: each sample found the one or two that had just come."""
+    limit = Limit(LimitRules(start=256, ceiling=256, queue_target_s=2.0))
+    for second in range(60):
+        report = at(second, running=254, waiting=2, used_tokens=52_000, capacity_tokens=400_000,
+                    made_tokens=22_000.0 * second, waiting_tokens=128)  # fmt: skip
+        assert limit.observe(report) == 256
+    assert limit.queue_s < 0.1
+
+
+def test_a_queue_of_requests_that_takes_long_to_be_served_is_one() -> None:
+    limit = Limit(LimitRules(start=256, ceiling=256, queue_target_s=2.0))
+    found = [
+        limit.observe(at(second, running=16, waiting=240, used_tokens=32_000, made_tokens=800.0 * second))
+        for second in range(5)
+    ]
+    assert found[-1] < 256 and "240 requests wait" in limit.reason
+
+
 def test_nothing_is_let_in_on_what_cannot_be_known_yet() -> None:
     """An empty engine begins with what fits whatever the requests do, however high the start."""
     limit = Limit(LimitRules(start=1000, longest_tokens=10_000))

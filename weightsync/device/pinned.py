@@ -2,7 +2,8 @@
 
 Files on a disk are not asked for: the kernel page-locks none of them, and a call of CUDA that failed makes a later one fail in
 its place. Page-locking costs as much as many copies, and the files of an area change hands and stay: so a file keeps its
-mapping here for as long as it exists. Stands alone: torch and the standard library.
+mapping here for as long as it exists. Memory that is unmapped without being unlocked stays locked at its address, and what is
+mapped there next cannot be: `PinnedFiles` that nobody holds any more unlock theirs. Stands alone: torch, the standard library.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 
 import torch
 from torch import Tensor
@@ -53,14 +55,17 @@ def _in_memory(state: os.stat_result) -> bool:
 
 
 class _Pinned:
-    """A file of its own, mapped and locked as a whole."""
+    """A file of its own, mapped and locked as a whole, until `close` or until nobody holds it."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
         self._own = descriptor
-        self._map = mmap.mmap(descriptor, size)
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._locked = int(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), size, 0)) == 0
+        self.bytes = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        address = self.bytes.data_ptr()
+        self.locked = int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0
+        # The process's end needs none of it. Runs before the mapping, which `bytes` holds, is gone.
+        self.close = weakref.finalize(self, _release, descriptor, address if self.locked else None)
+        self.close.atexit = False
 
     @classmethod
     def of(cls, descriptor: int, size: int) -> _Pinned | None:
@@ -70,7 +75,7 @@ class _Pinned:
         except OSError:
             return None
         made = cls(own, size)
-        if made._locked:
+        if made.locked:
             return made
         made.close()
         with contextlib.suppress(RuntimeError):
@@ -81,10 +86,10 @@ class _Pinned:
     def deleted(self) -> bool:
         return os.fstat(self._own).st_nlink == 0
 
-    def close(self) -> None:
-        if self._locked:
-            torch.cuda.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())
-        self.bytes = torch.empty(0, dtype=torch.uint8)
-        self._map.close()
-        os.close(self._own)
+
+def _release(descriptor: int, address: int | None) -> None:
+    """Waits for the device: copies may be under way."""
+    if address is not None:
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaHostUnregister(address)
+    os.close(descriptor)
