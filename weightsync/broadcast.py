@@ -1,6 +1,7 @@
 """Who takes part in the next broadcast, as all see it: one register entry, written by the trainer that holds the lease.
 
-    sender: members (presence) --> Round in the register --> agents meet in the sender's store --> the version
+    sender: members (presence) --> Round that gathers --> agents are started, on all sides at once
+            Round of a version --> agents meet in the sender's store --> the version
     engine: sees a Round that names it --> its agent receives --> `arrived` compares digests with the manifest
 
 A broadcast is a short cut and never the only way: the version is on the trainer's host as always, and whoever does not have
@@ -28,3 +29,5 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     members: tuple[str, ...]
     until: float
+    gathers: bool = False
+    """Nothing is sent yet, and there is no port: who was in another group gets a new agent ready."""

@@ -63,20 +63,32 @@ class NcclTransport:
         self._timeout_s = timeout_s
         self._ipc = IpcTransport(target, agent, ranks, timeout_s)
         self._receiving: tuple[str, asyncio.Task[_Arrived | None]] | None = None
-        self._tasks: set[asyncio.Task[_Arrived | None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._layout: dict[str, _Tensor] | None = None
         self._group = ""
+        self._receives_of = ""
+        """The group of the round under way."""
         self._buffer = asyncio.Lock()
         """Held while something arrives in the agent's memory, and from `arrived` to `clear`."""
         self._mine = False
 
     def join(self, one: Round) -> None:
         """Takes part in a round that names this engine: called as soon as it is seen, and only once for each."""
-        if self._me in one.members and one.until > time.time():
-            task = asyncio.create_task(self._receive(one), name=f"receive {one.label}")
-            self._tasks.add(task)  # the loop itself holds no task
-            task.add_done_callback(self._tasks.discard)
-            self._receiving = (one.label, task)
+        if self._me not in one.members or one.until <= time.time():
+            return
+        if self._receives_of not in ("", one.name):
+            self._keep(asyncio.create_task(in_thread(self.agent.close)))  # that group is no more: its round never ends
+        if one.gathers:
+            self._keep(asyncio.create_task(self._gather(one), name=f"gather {one.name}"))
+            return
+        task = asyncio.create_task(self._receive(one), name=f"receive {one.label}")
+        self._keep(task)
+        self._receiving = (one.label, task)
+
+    def _keep(self, task: asyncio.Task[Any]) -> None:
+        """The loop itself holds no task."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def arrived(self, manifest: Manifest) -> bool:
         """Whether this version was broadcast to the agent, complete and as the manifest says; waits for a round under way."""
@@ -115,18 +127,30 @@ class NcclTransport:
             task.cancel()
         await self._ipc.close()
 
+    async def _gather(self, one: Round) -> None:
+        """The process for the group is there before its first version is."""
+        async with self._buffer:
+            try:
+                await self._join_group(one.name)
+                await in_thread(self.agent.call, "hello", self._timeout_s)
+            except DeviceError as error:
+                _log.warning("no device agent for broadcasts, versions are fetched: %s", error)
+
+    async def _join_group(self, name: str) -> None:
+        """A group is joined by a process that was in no other: nothing of an old one can hold it up."""
+        if self._group not in ("", name):
+            await in_thread(self.agent.close)
+        self._group = name
+
     async def _receive(self, one: Round) -> _Arrived | None:
         async with self._buffer:
             return await self._received(one)
 
     async def _received(self, one: Round) -> _Arrived | None:
-        """A group is joined by a process that was in no other: nothing of an old one can hold it up."""
         limit_s = one.until - time.time()
         if limit_s <= 0:
             return None
-        if self._group not in ("", one.name):
-            await in_thread(self.agent.close)
-        self._group = one.name
+        await self._join_group(one.name)
         arguments: dict[str, Any] = {
             "host": one.host,
             "port": one.port,
@@ -136,6 +160,7 @@ class NcclTransport:
             "members": len(one.members),
             "timeout_s": limit_s,
         }
+        self._receives_of = one.name
         try:
             answer = await in_thread(self.agent.call, "receive", limit_s + _GRACE_S, arguments=arguments)
             layout = msgspec.convert(answer["layout"], list[_Tensor])
@@ -144,6 +169,8 @@ class NcclTransport:
         except DeviceError as error:
             _log.warning("%s was not received by broadcast, it is fetched: %s", one.label, error)
             return None
+        finally:
+            self._receives_of = ""
         names = [tensor.name for tensor in layout]
         return _Arrived(dict(zip(names, layout, strict=True)), dict(zip(names, found, strict=True)))
 
