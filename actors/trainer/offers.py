@@ -109,7 +109,7 @@ class Offers:
     async def settle(self, version: Version) -> None:
         """Offers the weights, which are `version`, if those of some step since the last offer should have been and were not:
         where all that comes is over age no step ever makes others, and engines would never get what brings them within it."""
-        if self._owed and self._publication.idle:
+        if self._publication.idle and (self._owed or self._publication.passed_over):
             await self.make(version)
 
     async def _offer(self, version: Version, final: bool) -> None:
@@ -123,6 +123,7 @@ class Offers:
             _log.error("%s is not published: %s", version, error)
             self._publication.debt += 1
             self._owed = True
+            self._publication.ask_again()
             return
         except (QuantisationError, WeightsNotQuantised) as error:
             raise UnrecoverableError(f"{version} cannot be published: {error}") from error

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ATTEMPT_S: Final = 60.0
+_ROOM_AGAIN_S: Final = 5.0
+"""Until a version is offered again for which there was no room: engines give up older ones meanwhile, and nobody says so."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,10 @@ class Publication:
         self.last: Version | None = None
         self._obstacle = "no checkpoint actor has announced itself"
         self._under_way: dict[str, float] = {}
+        self.passed_over = False
+        """Whether there was no room for the last offer."""
         self.when_idle: Callable[[], None] = lambda: None
-        """Called when an offer is done with."""
+        """Called when another offer would be taken up and may be due; in a while after one that was passed over."""
 
     @property
     def under_way(self) -> str:
@@ -101,6 +105,10 @@ class Publication:
         self._offer = offer
         self._idle.clear()
         self._offered.set()
+
+    def ask_again(self) -> None:
+        """`when_idle` is called in a while."""
+        asyncio.get_running_loop().call_later(_ROOM_AGAIN_S, lambda: self.when_idle())
 
     async def drained(self, timeout_s: float) -> None:
         """Waits until the last offer is published. Raises ServiceUnreachableError when that takes longer."""
@@ -131,12 +139,15 @@ class Publication:
                 if offer is not None:
                     sending = asyncio.create_task(broadcast(offer), name=f"broadcast {offer.version}")
                     try:
-                        await self._take_up(offer, session, services, heads)
+                        self.passed_over = not await self._take_up(offer, session, services, heads)
                         await sending
                     finally:
                         sending.cancel()
                 self._idle.set()
-                self.when_idle()
+                if self.passed_over:
+                    self.ask_again()
+                else:
+                    self.when_idle()
 
     async def _broadcasts(self, stack: AsyncExitStack) -> Callable[[Offer], Coroutine[None, None, None]]:
         """What sends an offer to the engines that take part; nothing where none can."""
@@ -155,8 +166,8 @@ class Publication:
 
     async def _take_up(
         self, offer: Offer, session: aiohttp.ClientSession, services: Roster, heads: Register[states.Head]
-    ) -> None:
-        """Without room on the host the version is passed over, in sight of the user; the next one may find it."""
+    ) -> bool:
+        """Whether it is published. Without room on the host it is passed over, in sight of the user."""
         started = time.perf_counter()
         try:
             with self._doing(f"copy of {offer.version} to the host"):
@@ -165,11 +176,12 @@ class Publication:
             _log.error("%s is not published: %s", offer.version, error)
             self._obstacle = str(error)
             self.debt += 1
-            return
+            return False
         try:
             await self._publish(offer, snapshot, started, session, services, heads)
         finally:
             await asyncio.to_thread(snapshot.close)
+        return True
 
     async def _publish(
         self,

@@ -195,8 +195,6 @@ class Stepper:
         config = self._config.trainer
         if record.changed and self.number % config.publish_every == 0:
             await self.publish()
-        else:
-            await self.publish_owed()
         await self._report(record)
         if config.export_every is not None and record.changed and self.number % config.export_every == 0:
             folder, keep = self._context.folder.exports, self._config.checkpoint.keep_exports
@@ -212,7 +210,7 @@ class Stepper:
         await self._offers.make(self.version, final=final)
 
     async def publish_owed(self) -> None:
-        """What could not be offered because the version before was still on its way."""
+        """What could not be offered because the version before was still on its way, or because there was no room."""
         await self._offers.settle(self.version)
 
     async def export(self, target: Path) -> None:

@@ -40,13 +40,16 @@ class Publishing:
     """What Offers sees of a publication."""
 
     def __init__(self) -> None:
-        self.idle, self.debt = True, 0
+        self.idle, self.passed_over, self.debt, self.again = True, False, 0, 0
         self.last: Version | None = None
         self.offered: list[Version] = []
 
     def offer(self, offer: Offer) -> None:
         self.idle = False
         self.offered.append(offer.version)
+
+    def ask_again(self) -> None:
+        self.again += 1
 
     def done(self) -> None:
         self.idle, self.last = True, self.offered[-1]
@@ -80,7 +83,7 @@ async def test_weights_that_came_while_others_were_published_are_offered_though_
     assert [one.number for one in publishing.offered] == [1, 4] and len(taken) == 2, "once, and the newest"
 
 
-async def test_weights_for_which_there_was_no_room_are_offered_again_with_the_next_step() -> None:
+async def test_weights_for_which_there_was_no_room_are_offered_again_in_a_while() -> None:
     publishing = Publishing()
     offers = _offers(publishing, [])
 
@@ -89,7 +92,10 @@ async def test_weights_for_which_there_was_no_room_are_offered_again_with_the_ne
 
     roomy, offers._actor.torch.run = offers._actor.torch.run, cast(Any, full)
     await offers.make(Version("policy", 1, 1))
-    assert publishing.offered == []
+    assert publishing.offered == [] and publishing.again == 1
     offers._actor.torch.run = roomy
     await offers.settle(Version("policy", 1, 1))
     assert publishing.offered == [Version("policy", 1, 1)]
+    publishing.idle, publishing.passed_over = True, True
+    await offers.settle(Version("policy", 1, 1))
+    assert len(publishing.offered) == 2, "there was none on its way to the host either"
