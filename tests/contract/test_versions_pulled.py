@@ -277,6 +277,30 @@ def test_killed_at_any_moment_current_is_whole_and_the_next_pull_leaves_nothing_
     assert status == 0 and dies_at > 6 and seen == {1, 2}
 
 
+@pytest.mark.parametrize("first", ["config.json", "model.safetensors", ".physarum-version"])
+def test_killed_while_an_old_version_goes_it_is_pulled_again_whole(
+    url: str, place: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A folder that had lost some of its files still counted as that version, or kept its name from it for ever."""
+    for number in (1, 2):
+        put(url, number)
+        pull(mirror(url), place)
+
+    class Killed(BaseException):
+        """As SIGKILL after the first file."""
+
+    def killed(folder: Path, ignore_errors: bool) -> None:
+        (folder / first).unlink()
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            pull(mirror(url), place, keep=1)
+    pull(mirror(url), place, "policy@1.1")
+    assert_is(place, 1)
+
+
 class Server(HTTPServer):
     """Somebody's server that is told of versions; `status` is what it answers."""
 

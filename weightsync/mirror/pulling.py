@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -122,8 +122,7 @@ def _wanted(mirror: Mirror, label: str | None) -> Record:
 def _bring(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[int, int]:
     """The version, whole, under its name; bytes read from the store, and copied here. Raises as `pull`."""
     aside = place / f"{_ASIDE}{target.name}"
-    for left in place.glob(f"{_ASIDE}*"):  # of pulls that were killed
-        shutil.rmtree(left, ignore_errors=True)
+    _clear(place)
     try:
         aside.mkdir()
         for file in record.files:
@@ -202,10 +201,19 @@ def _switch(place: Path, name: str) -> None:
 
 
 def _retain(place: Path, keep: int) -> None:
-    """Files that a server has open stay its own until it closes them."""
+    """Files that a server has open stay its own until it closes them. What goes loses its name first: under that is a whole
+    version or none, whenever this process is killed."""
     for version in _versions(place)[:-keep]:
         if version != current(place):
-            shutil.rmtree(place / str(version), ignore_errors=True)
+            with suppress(OSError):  # it stays, and goes with the next version
+                (place / str(version)).rename(place / f"{_ASIDE}{version}")
+    _clear(place)
+
+
+def _clear(place: Path) -> None:
+    """What was on its way here, or away, when a pull was killed."""
+    for left in place.glob(f"{_ASIDE}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _versions(place: Path) -> list[Version]:
