@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -365,6 +366,28 @@ def test_who_follows_tells_of_each_version_until_it_is_taken(
     assert heard == ["policy@1.1", "policy@1.2"]  # the third was new when nobody took it
     assert "answered 500: no room; trying again in 7 s" in caplog.text
     assert_is(place, 3)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhal"]
+)
+def test_a_server_that_answers_nonsense_does_not_end_who_follows(url: str, place: Path, answer: bytes) -> None:
+    """It goes down in the middle of an answer, or something else listens there for a moment."""
+    put(url, 1)
+
+    def answering(listener: socket.socket) -> None:
+        connection = listener.accept()[0]
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        then = f"http://127.0.0.1:{listener.getsockname()[1]}/update_weights_from_disk"
+        thread = Thread(target=answering, args=(listener,))
+        thread.start()
+        with pytest.raises(PullError, match=r"policy@1.1 is pulled, and http\S+ did not take it: "):
+            following.once(Asked(url=url.removesuffix("/weights"), folder=place, then=then))
+        thread.join()
 
 
 def test_a_command_is_told_too_and_what_fails_is_an_error(url: str, place: Path, tmp_path: Path) -> None:
