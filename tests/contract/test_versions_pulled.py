@@ -31,6 +31,7 @@ from physarum.actors.tools.errors import NotInRunError
 from physarum.actors.tools.pulling import Asked, PullError
 from physarum.bus.version import Fork, Version
 from physarum.weightsync.errors import (
+    BucketError,
     BucketUnfitError,
     ChunkAlteredError,
     ChunkMissingError,
@@ -39,6 +40,7 @@ from physarum.weightsync.errors import (
     UpdateRefusedError,
 )
 from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.mirror import pulling
 from physarum.weightsync.mirror.bucket import Bucket
 from physarum.weightsync.mirror.copying import Copying
 from physarum.weightsync.mirror.pulling import CURRENT, Pulled, current, pull
@@ -185,6 +187,31 @@ def test_damage_in_the_store_is_named_and_leaves_what_is_there(url: str, place: 
         pull(mirror(url), place)
     assert_is(place, 1)
     assert [path.name for path in place.iterdir() if path.is_dir() and not path.is_symlink()] == ["policy@1.1"]
+
+
+@pytest.mark.parametrize("answer", ["none", "half"])
+def test_one_bad_answer_of_the_store_does_not_cost_what_was_read_before(
+    url: str, place: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Each object is answered badly once. A large model never came: all of it was read again, up to the next failure."""
+    put(url, 1)
+    failed: set[str] = set()
+    get = Bucket.get
+
+    def once(bucket: Bucket, key: str) -> bytes:
+        if not key.startswith("objects/") or key in failed or key in files:
+            return get(bucket, key)
+        failed.add(key)
+        if answer == "none":
+            raise BucketError(f"{key}: slow down")
+        return get(bucket, key)[:-1]
+
+    files = {one.key for one in read_record(Bucket(url), Version("policy", 1, 1), None).files}
+    monkeypatch.setattr(Bucket, "get", once)
+    monkeypatch.setattr(pulling, "AGAIN_S", (0.0,))
+    pull(mirror(url), place)
+    assert len(failed) == 2
+    assert_is(place, 1)
 
 
 def test_a_damaged_older_version_here_is_not_copied_from(url: str, place: Path) -> None:

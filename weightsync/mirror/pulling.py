@@ -10,8 +10,10 @@ Chunks that the newest older version here has are copied, all others are read fr
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +26,7 @@ from physarum.bus.codec import decode, encode
 from physarum.bus.errors import CodecError, RecordError
 from physarum.bus.version import Version, is_withdrawn
 from physarum.weightsync.area import Filling
+from physarum.weightsync.chunk_reader import Base, Difference
 from physarum.weightsync.chunk_threads import ChunkQueue, ChunkThread, FillWork
 from physarum.weightsync.durable import sync_folder
 from physarum.weightsync.errors import (
@@ -32,6 +35,7 @@ from physarum.weightsync.errors import (
     ManifestError,
     NoRoomError,
     ObjectAbsentError,
+    ServiceUnreachableError,
     StaleVersionError,
     UpdateRefusedError,
 )
@@ -40,9 +44,11 @@ from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import FILE_NAME, Form, lay_out
 from physarum.weightsync.manifest import content_digest
 from physarum.weightsync.mappings import forget_deleted, memory_of
-from physarum.weightsync.mirror.reading import Mirror, MirrorHolder, read_object
+from physarum.weightsync.mirror.reading import Mirror, MirrorHolder, MirrorReader, read_object
 from physarum.weightsync.mirror.record import Record
 from physarum.weightsync.pace import Pace
+
+_log = logging.getLogger(__name__)
 
 CURRENT: Final = "current"
 _MARK: Final = ".physarum-version"
@@ -50,6 +56,8 @@ _ASIDE: Final = ".pulling-"
 _LOCK: Final = ".pulling"
 THREADS: Final = 16
 """Requests under way at once."""
+AGAIN_S: Final = (0.5, 1.0, 2.0)
+"""How long to wait after each failure, before the last try."""
 
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,10 +168,26 @@ def _fill(path: Path, record: Record, mirror: Mirror, place: Path) -> tuple[int,
         places = places_in(manifest, layout)
         work = FillWork(filling, memory, places, base, known, {}, lambda digest, came_as: None)
         holder = MirrorHolder(mirror, manifest, record)
-        made = [ChunkThread(work, [holder.reader()], Pace("never")) for _ in range(THREADS)]
+        made = [ChunkThread(work, [_Patient(holder.reader())], Pace("never")) for _ in range(THREADS)]
         _run(made, ChunkQueue(manifest.sizes(), shuffled=False))
         os.fsync(filling.descriptor)
     return sum(one.fetched for one in made), sum(one.reused for one in made)
+
+
+class _Patient:
+    """A reader that asks again: one bad answer of tens of thousands must not cost all that was read before it."""
+
+    def __init__(self, reader: MirrorReader) -> None:
+        self.url, self.close, self._reader = reader.url, reader.close, reader
+
+    def read_into(self, digest: str, target: memoryview, base: Base | None = None) -> Difference | None:
+        for wait_s in AGAIN_S:
+            try:
+                return self._reader.read_into(digest, target, base)
+            except (ServiceUnreachableError, ChunkAlteredError) as error:
+                _log.warning("%s; asking again in %g s", error, wait_s)
+                time.sleep(wait_s)
+        return self._reader.read_into(digest, target, base)
 
 
 def _run(threads: list[ChunkThread], queue: ChunkQueue) -> None:
