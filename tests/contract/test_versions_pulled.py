@@ -44,7 +44,7 @@ from physarum.weightsync.mirror import pulling
 from physarum.weightsync.mirror.bucket import Bucket
 from physarum.weightsync.mirror.copying import Copying
 from physarum.weightsync.mirror.pulling import CURRENT, Pulled, current, pull
-from physarum.weightsync.mirror.reading import Mirror
+from physarum.weightsync.mirror.reading import Mirror, MirrorHolder
 from physarum.weightsync.mirror.record import read_record
 from physarum.weightsync.snapshot import Snapshot
 
@@ -212,6 +212,26 @@ def test_one_bad_answer_of_the_store_does_not_cost_what_was_read_before(
     pull(mirror(url), place)
     assert len(failed) == 2
     assert_is(place, 1)
+
+
+def test_a_version_that_goes_in_the_store_while_it_is_pulled_is_told_with_what_to_do(
+    url: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked like damage, for ever: each version went before the last of its objects was read."""
+    put(url, 1)
+    read = MirrorHolder.chunk
+
+    def later(holder: MirrorHolder, digest: str) -> memoryview:
+        if Mirror(Bucket(url), None).latest() == Version("policy", 1, 1):
+            put(url, 2)
+            Copying(Bucket(url), lambda: None, None, 1).retain(1)
+        return read(holder, digest)
+
+    monkeypatch.setattr(MirrorHolder, "chunk", later)
+    with pytest.raises(ChunkMissingError, match=r"let go of policy@1.1 within .*checkpoint.versions.keep"):
+        pull(mirror(url), place)
+    pull(mirror(url), place)
+    assert_is(place, 2)
 
 
 def test_a_damaged_older_version_here_is_not_copied_from(url: str, place: Path) -> None:

@@ -32,6 +32,7 @@ from physarum.weightsync.durable import sync_folder
 from physarum.weightsync.errors import (
     BucketUnfitError,
     ChunkAlteredError,
+    ChunkMissingError,
     ManifestError,
     NoRoomError,
     ObjectAbsentError,
@@ -91,7 +92,7 @@ def pull(mirror: Mirror, place: Path, label: str | None = None, keep: int = 2, k
             )
         target, counts = place / str(version), (0, 0)
         if not _is_here(target, record):
-            counts = _bring(mirror, record, place, target)
+            counts = _in_time(mirror, record, place, target)
         if before != version:
             _switch(place, target.name)
         _retain(place, keep)
@@ -125,6 +126,21 @@ def _wanted(mirror: Mirror, label: str | None) -> Record:
     if is_withdrawn(version, newest.withdrawn):
         raise BucketUnfitError(f"{label} was withdrawn, as {newest.manifest.label} says; pull that one")
     return mirror.record(version)
+
+
+def _in_time(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[int, int]:
+    """As `_bring`; says so where the store let go of the version meanwhile: so may it of each, and none would ever come."""
+    began = time.monotonic()
+    try:
+        return _bring(mirror, record, place, target)
+    except (ChunkMissingError, ObjectAbsentError) as error:
+        if mirror.has(record.manifest.version):
+            raise
+        raise ChunkMissingError(
+            f"{mirror.url} let go of {target.name} within {time.monotonic() - began:.0f} s, while it was pulled: versions go"
+            " there faster than they are read here. Let more of them stay (checkpoint.versions.keep), or copy fewer"
+            " (checkpoint.versions.every)"
+        ) from error
 
 
 def _bring(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[int, int]:
