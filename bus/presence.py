@@ -90,6 +90,7 @@ class Roster:
         self._members: dict[tuple[str, str], Heartbeat] = {}
         self._seen_at: dict[tuple[str, str], float] = {}
         self._newest: dict[tuple[str, str], tuple[float, int]] = {}
+        self._told_at: dict[tuple[str, str], float] = {}
         self._on_change, self._on_beat_news = on_change, on_beat
         self._direct: Subscription | None = None
         self._called_at = 0.0
@@ -169,18 +170,23 @@ class Roster:
     def _take(self, beat: Heartbeat) -> bool:
         """Whether it is news: a snapshot's answer may come after a newer beat, also after the last one."""
         key = (beat.role, beat.instance)
-        age = (beat.started_at, beat.sequence)
-        if age < self._newest.get(key, age):
+        age, now = (beat.started_at, beat.sequence), time.monotonic()
+        if age < self._newest.get(key, age) and not self._is_over(key, now):
             return False
-        self._newest[key] = age
+        self._newest[key], self._told_at[key] = age, now
         if beat.state == GONE:
             self._members.pop(key, None)
         else:
             self._members[key] = beat
-            self._seen_at[key] = time.monotonic()
+            self._seen_at[key] = now
         if self._on_beat_news is not None:
             self._on_beat_news(beat)
         return True
+
+    def _is_over(self, key: tuple[str, str], now: float) -> bool:
+        """Whether it left so long ago that nothing of it is stored any more: what is heard now is its successor, although its
+        host's clock may say that it began before (another machine's is behind, or this one's was set)."""
+        return key not in self._members and now - self._told_at[key] > EXPIRY_S
 
     async def _on_call(self, message: Msg) -> None:
         """The first one ends our own listening; the one that ends the roll call begins it again."""

@@ -68,9 +68,7 @@ def machine_of(config: RootConfig, role: str, instance: str) -> str:
         return HEAD
     key, slot = found
     placed = _dealt(config, key)
-    if slot in placed:
-        return placed[slot]
-    return _beyond(config, key, slot, placed)
+    return placed[slot] if slot in placed else _beyond(config, key, slot)
 
 
 def local_slots(config: RootConfig, key: KeyPath, machine: str | None) -> list[Slot]:
@@ -98,13 +96,10 @@ def _seats(config: RootConfig, key: KeyPath) -> Iterator[str]:
             yield from [name] * (share(machine, key) or 0)
 
 
-def _beyond(config: RootConfig, key: KeyPath, slot: Slot, placed: dict[Slot, str]) -> str:
+def _beyond(config: RootConfig, key: KeyPath, slot: Slot) -> str:
     """As an actor of the group that is configured, each of their places in turn."""
-    units: dict[int, tuple[str, ...]] = {}
-    for one, name in placed.items():
-        units[one.number] = (*units.get(one.number, ()), name)
-    places = [unit for unit in dict.fromkeys(units.values()) if len(unit) > slot.rank]
-    return places[(slot.number - len(units)) % len(places)][slot.rank] if places else HEAD
+    units, places = _places(_Asked(config, key), slot.rank)
+    return places[(slot.number - units) % len(places)][slot.rank] if places else HEAD
 
 
 def _slot(config: RootConfig, role: str, instance: str) -> tuple[KeyPath, Slot] | None:
@@ -137,3 +132,12 @@ class _Asked:
 @functools.lru_cache(maxsize=64)
 def _remembered(asked: _Asked) -> dict[Slot, str]:
     return dealt(asked.config, asked.key)
+
+
+@functools.lru_cache(maxsize=64)
+def _places(asked: _Asked, rank: int) -> tuple[int, list[tuple[str, ...]]]:
+    """How many actors are configured, and the different places that they have, of those over more than `rank` nodes."""
+    units: dict[int, tuple[str, ...]] = {}
+    for one, name in _remembered(asked).items():
+        units[one.number] = (*units.get(one.number, ()), name)
+    return len(units), [unit for unit in dict.fromkeys(units.values()) if len(unit) > rank]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from physarum.configs.types import Bytes, Natural, Seconds, Section
+
+LONGEST_HEARTBEAT_S: Final = 5.0
+"""Half of what everybody else waits for one (bus/presence.py): at longer intervals all actors would come and go."""
 
 
 class SupervisorConfig(Section):

@@ -86,7 +86,7 @@ class Mirroring:
         try:
             await self._copy(head, manifest)
         except (MirrorError, MirrorUnfitError) as error:
-            failures = self._numbers["version_mirror_failures"] = self._numbers.get("version_mirror_failures", 0) + 1
+            failures = self._failed()
             _log.error(
                 "%s is not in %s (failure %d), the next is the next try: %s", head.label, self._url, failures, error
             )
@@ -95,6 +95,11 @@ class Mirroring:
             self._last = Version.parse(head.label)
         finally:
             self.under_way = None
+
+    def _failed(self) -> float:
+        """Counts it; how many by now."""
+        failures = self._numbers["version_mirror_failures"] = self._numbers.get("version_mirror_failures", 0) + 1
+        return failures
 
     def _is_due(self, version: Version, finally_: bool) -> bool:
         last, settings = self._last, self._settings
@@ -125,6 +130,9 @@ class Mirroring:
         _log.info(
             "%s is in %s: %d objects, %d bytes, %.1f s", head.label, url, copied.objects, copied.size_bytes, seconds
         )
+        if copied.kept:  # whoever follows need not wait for that
+            failures = self._failed()
+            _log.error("older versions could not go from %s (failure %d): %s", url, failures, copied.kept)
         facts = {"version": head.label, "seconds": seconds, "bytes": copied.size_bytes, "objects": copied.objects}
         await self._context.emit("mirror_version", facts)
 

@@ -121,11 +121,12 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 
 class VersionCopied(msgspec.Struct, frozen=True, tag="version-copied"):
-    """So many objects and bytes were sent; none: all was there. Labels that were let go."""
+    """So many objects and bytes were sent; none: all was there. Labels that were let go; `kept`: why others could not go."""
 
     objects: int
     size_bytes: int
     removed: list[str]
+    kept: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -11,6 +11,7 @@ from physarum.actors.mirror.records import CopyVersion, VersionCopied
 from physarum.configs.secrets import read_secret
 from physarum.weightsync.area import SharedArea
 from physarum.weightsync.chunks import ChunkStore
+from physarum.weightsync.errors import BucketError, BucketUnfitError
 from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import WEIGHT_SUFFIXES
 from physarum.weightsync.manifest import Manifest, decode_manifest
@@ -21,12 +22,15 @@ _LARGEST_FILE: Final = 64 << 20
 
 
 def copy(request: CopyVersion, moved: Callable[[], None]) -> VersionCopied:
-    """Carries it out. Raises WeightSyncError."""
+    """Carries it out. Raises WeightSyncError; where only old versions could not go, the answer says why."""
     manifest = decode_manifest(request.manifest)
     copying = Copying(Bucket(request.url), moved, read_secret(request.key_env))
     with _chunks(Path(request.area), Path(request.chunks), manifest) as read:
         copied = copying.copy(manifest, read, model_files(Path(request.model)), request.withdrawn)
-    return VersionCopied(copied.objects, copied.size_bytes, copying.retain(request.keep))
+    try:
+        return VersionCopied(copied.objects, copied.size_bytes, copying.retain(request.keep))
+    except (BucketError, BucketUnfitError) as error:
+        return VersionCopied(copied.objects, copied.size_bytes, [], kept=str(error))
 
 
 def model_files(folder: Path) -> dict[str, Path]:

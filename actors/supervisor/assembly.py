@@ -25,6 +25,7 @@ from physarum.actors.supervisor.errors import (
     HeadAbsentError,
     HeadEndedError,
     InterruptedRunError,
+    MachineHeldError,
     MachineRefusedError,
     VersionError,
 )
@@ -57,6 +58,7 @@ class Head:
     def __init__(self, config: RootConfig, bus: Bus, publisher: Publisher, address: str | None) -> None:
         self._config, self._address = config, address
         self._register = Register(bus, publisher, "run", states.Assembly)
+        self._is_replaced = False
 
     async def open(self) -> None:
         """Machines may join from now on."""
@@ -64,8 +66,10 @@ class Head:
             await self._tell("open", "")
 
     async def end(self, fault: BaseException | None) -> None:
-        """Tells every machine that it is over, and why; None: the run is finished."""
-        if not self._config.machines:
+        """Tells every machine that it is over, and why; None: the run is finished. Where another head leads the run by now it
+        is not over."""
+        self._is_replaced = isinstance(fault, MachineHeldError)
+        if not self._config.machines or self._is_replaced:
             return
         stopped = isinstance(fault, (InterruptedRunError, asyncio.CancelledError))
         phase: states.Phase = "finished" if fault is None else "stopped" if stopped else "failed"
@@ -77,7 +81,7 @@ class Head:
     async def until_alone(self, roster: Roster, at_once: asyncio.Event) -> None:
         """Waits until the other machines have drained, as long as that may take: what they hold they hand back, for which they
         need the head's services."""
-        if not self._config.machines:
+        if not self._config.machines or self._is_replaced:
             return
         limit_s = 2 * self._config.supervisor.drain_timeout_s + EXPIRY_S
         waits = [asyncio.create_task(self._left(roster)), asyncio.create_task(at_once.wait())]

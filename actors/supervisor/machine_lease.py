@@ -1,5 +1,7 @@
 """A machine's name belongs to one supervisor: a second one, on whatever host, is refused by the first one's name.
 
+So is a second head, as a host would be on which somebody forgot to say which machine it is.
+
 The lock of the run folder says so within a host; folders of different hosts need not be the same one. A supervisor that was
 killed is replaced at once on its own host, and after the lease's time to live on another.
 """
@@ -21,6 +23,7 @@ from physarum.bus.lease import TTL_S, Lease, LeaseRecord, acquire
 from physarum.bus.process_identity import own
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
+from physarum.configs.machines import HEAD
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +85,11 @@ class MachineLease:
             patient = False
 
     def _held(self, holder: LeaseRecord) -> MachineHeldError:
+        if self._machine == HEAD:
+            return MachineHeldError(
+                f"run {self._bus.run} is led by {holder.owner}. A run has one head: start this host as one of its machines"
+                f" (--machine), give this run another name (run.name), or end that one there (`actorctl down {self._bus.run}`)"
+            )
         return MachineHeldError(
             f"machine {self._machine} of run {self._bus.run} is taken by {holder.owner}. Each name is one host's: give this"
             f" one another (--machine), or end that one (`actorctl down {self._bus.run} --machine {self._machine}`)"

@@ -60,6 +60,7 @@ async def cached(
     async with _locked(root / f"{digest}.lock", lambda: say(f"another process is making {origin}; waiting for it")):
         if (found := _find(digest)) is not None:
             return found
+        await asyncio.to_thread(_clear, root, digest)
         aside = Path(tempfile.mkdtemp(prefix=f".{digest}-", dir=root))
         try:
             started = time.monotonic()
@@ -71,6 +72,12 @@ async def cached(
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return CacheEntry(root / digest / "model", made.seconds, cached=False)
+
+
+def _clear(root: Path, digest: str) -> None:
+    """What processes that were killed left of it; whoever calls holds its lock. A model may fill a disk in a few tries."""
+    for left in root.glob(f".{digest}-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _find(digest: str) -> CacheEntry | None:

@@ -33,7 +33,8 @@ from physarum.actors.supervisor.bus_keeper import BusKeeper
 from physarum.actors.supervisor.feed import MetricsFeed
 from physarum.actors.supervisor.launcher import CommandFor, actor_command
 from physarum.actors.supervisor.live import LiveRun, Observer
-from physarum.actors.supervisor.part import Part, Place
+from physarum.actors.supervisor.machine_lease import MachineLease
+from physarum.actors.supervisor.part import Part, Place, Work
 from physarum.actors.supervisor.run_lock import RunLock
 from physarum.actors.supervisor.stop import StopRequest
 from physarum.actors.supervisor.verbs import supervisor_verbs
@@ -110,6 +111,13 @@ class Supervisor:
 
     async def _with_bus(self, bus: Bus, bus_keeper: BusKeeper) -> Summary:
         publisher = await Publisher(bus).start()
+        if self._config.bus.url is None:  # its store is locked
+            return await self._lead(bus, publisher, {"keeper of the bus": partial(bus_keeper.keep, bus)}, bus_keeper)
+        lease = MachineLease(bus, publisher, HEAD)
+        async with lease.held():
+            return await self._lead(bus, publisher, {"lease": lease.keep}, bus_keeper)
+
+    async def _lead(self, bus: Bus, publisher: Publisher, beside: Mapping[str, Work], bus_keeper: BusKeeper) -> Summary:
         tally = summary.Tally()
         observer = self._observer_for(self._config)
         part = await Part.of(self._place, bus, publisher)
@@ -129,7 +137,6 @@ class Supervisor:
             await head.open()
             display = background(observer.observe(live), "display")
             async with display, background(bus_keeper.watch_store(), "watch of the store"):
-                beside = {"keeper of the bus": partial(bus_keeper.keep, bus)}
                 over = partial(ending.finished, bus, publisher, self._config)
                 alone = partial(head.until_alone, roster, self._stop.at_once)
                 await part.work(over, beside, self._on_started, head.end, alone)

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
@@ -130,5 +131,6 @@ def _post(url: str, body: dict[str, str], timeout_s: float) -> None:
     except urllib.error.HTTPError as error:
         text = error.read(_ANSWER_BYTES).decode(errors="replace")
         raise PullError(f"{body['weight_version']} is pulled, and {url} answered {error.code}: {text}") from error
-    except OSError as error:
-        raise PullError(f"{body['weight_version']} is pulled, and {url} did not take it: {error}") from error
+    except (OSError, HTTPException) as error:
+        reason = str(error) or type(error).__name__
+        raise PullError(f"{body['weight_version']} is pulled, and {url} did not take it: {reason}") from error

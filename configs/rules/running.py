@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from physarum.configs.origin import dotted
 from physarum.configs.root import RootConfig
 from physarum.configs.rules.finding import Finding, Rule
+from physarum.configs.supervisor import LONGEST_HEARTBEAT_S
 
 
 def _mixture(config: RootConfig) -> Iterator[Finding]:
@@ -68,6 +69,10 @@ def _supervision(config: RootConfig) -> Iterator[Finding]:
         found = f"`supervisor.heartbeat_limit_s: {s.heartbeat_limit_s}` with `supervisor.heartbeat_s: {s.heartbeat_s}`"
         remedy = "raise `supervisor.heartbeat_limit_s`, or lower `supervisor.heartbeat_s`"
         yield ("supervisor", "heartbeat_limit_s"), found, "a limit above the interval", remedy
+    elif s.heartbeat_s > LONGEST_HEARTBEAT_S:
+        found, expected = f"`supervisor.heartbeat_s: {s.heartbeat_s}`", f"at most {LONGEST_HEARTBEAT_S}"
+        remedy = "lower it: who is silent for 10 s counts as gone, and what it holds is given to others"
+        yield ("supervisor", "heartbeat_s"), found, expected, remedy
     if s.backoff_max_s < s.backoff_s:
         found = f"`supervisor.backoff_max_s: {s.backoff_max_s}` with `supervisor.backoff_s: {s.backoff_s}`"
         remedy = "raise `supervisor.backoff_max_s`, or lower `supervisor.backoff_s`"

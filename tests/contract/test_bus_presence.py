@@ -99,6 +99,26 @@ async def test_an_old_heartbeat_does_not_undo_a_newer_one(bus: Bus, publisher: P
         assert roster.members[0].state == "starting"
 
 
+@pytest.mark.parametrize("left", [GONE, "killed"])
+async def test_whose_clock_is_behind_its_predecessors_is_heard_once_that_one_is_over(
+    bus: Bus, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """An actor that moved to a host whose clock is an hour behind was there for as long as it lived, and nobody knew."""
+    monkeypatch.setattr(presence, "EXPIRY_S", 1)
+    async with Roster(bus, "engine").open() as roster:
+        await announce(bus, publisher, beat("e-0", 7, started_at=3600.0))
+        await until(roster, "e-0")
+        if left == GONE:
+            await announce(bus, publisher, beat("e-0", 8, GONE, started_at=3600.0))
+            await until(roster)
+        for sequence in range(1, 40):
+            await announce(bus, publisher, beat("e-0", sequence, started_at=2.0))
+            if any(member.started_at == 2.0 for member in roster.members):
+                break
+            await roster.wait_change(0.1)
+        assert [member.started_at for member in roster.members] == [2.0]
+
+
 async def test_a_dead_members_entry_can_be_forgotten(bus: Bus, publisher: Publisher) -> None:
     async with Roster(bus, "engine").open() as roster:
         await announce(bus, publisher, beat("e-0", 1))

@@ -36,6 +36,7 @@ from physarum.bus.process_clock import started_s
 from physarum.bus.process_identity import ProcessIdentity, own
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
+from physarum.configs.machines import HEAD
 from physarum.configs.portable import portable
 from physarum.configs.root import RootConfig
 
@@ -265,6 +266,22 @@ async def test_a_machines_name_is_one_supervisors(bus: Bus, publisher: Publisher
             held = (await leases.get(f"machine-{MACHINE}")).value
             assert held is not None and held.process == own()
         assert (await leases.get(f"machine-{MACHINE}")).value is None, "it is given up at the end"
+
+
+async def test_a_second_head_is_refused_and_ends_no_machine(bus: Bus, publisher: Publisher) -> None:
+    """`up` without --machine on one host of many made another head there, and its end was told as the end of the run."""
+    made = config(bus.run)
+    leases = Register(bus, publisher, "lease", LeaseRecord)
+    parent = ProcessIdentity(own().space, os.getppid(), started_s(os.getppid()) or 0.0)
+    await leases.put(LeaseRecord("supervisor-0 on far", 1, time.time(), parent), f"machine-{HEAD}", ttl_s=10)
+    await Head(made, bus, publisher, "10.0.0.1").open()
+    second = Head(made, bus, publisher, "10.0.0.2")
+    with pytest.raises(MachineHeldError, match=r"is led by supervisor-0 on far.*\(--machine\)") as refused:
+        async with MachineLease(bus, publisher, HEAD).held():
+            pass
+    await second.end(refused.value)
+    await second.until_alone(Roster(bus), asyncio.Event())
+    assert (await Membership(made, MACHINE, bus, publisher).opened()).address == "10.0.0.1"
 
 
 async def test_a_lease_that_was_lost_is_taken_again_unless_another_has_it(bus: Bus, publisher: Publisher) -> None:

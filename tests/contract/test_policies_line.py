@@ -182,6 +182,20 @@ async def test_a_log_that_one_policy_keeps_full_is_waited_for_by_the_other(
     assert all(one.closes and one.dropped_by_reason.keys() == {"absent"} for one in both)
 
 
+async def test_a_log_full_of_what_the_runs_own_policy_left_when_it_was_done_is_emptied_by_the_others(
+    tmp_path: Path, two: Bus, publisher: Publisher
+) -> None:
+    """The source has ended, so the solver trains all that was issued: more than the log holds. The other needs none of it."""
+    await small_samples(two)
+    large = ["rollout.args.padding=2000", "age.admission=free", "stop.steps=2", "trainer.checkpoint_every=1"]
+    async with line(tmp_path, two, publisher, *OPTIONS, *large, roles=BOTH):
+        first = await finished(two, publisher, DEADLINE_S)
+        other = await finished(two, publisher, DEADLINE_S, SOLVER)
+        found = await accounts(two, [SOLVER])
+    assert first.reason == "stop.steps = 2" and other.reason.startswith("the source is exhausted")
+    assert (found[SOLVER].in_flight, found[SOLVER].imbalance) == (0, 0)
+
+
 async def small_samples(bus: Bus) -> None:
     """SAMPLES holds a few executions, and none of the largest that would travel inline beside them."""
     stream = names.stream(bus.run, "samples")

@@ -37,7 +37,7 @@ from physarum.weightsync.area import SharedArea
 from physarum.weightsync.catalogue import Catalogue
 from physarum.weightsync.manifest import Manifest, encode_manifest, manifest_digest
 from physarum.weightsync.mirror.bucket import Bucket
-from physarum.weightsync.mirror.record import read_record, versions_in
+from physarum.weightsync.mirror.record import read_record, record_key, versions_in
 from physarum.weightsync.publisher import upload
 from physarum.weightsync.snapshot import Snapshot
 
@@ -150,6 +150,22 @@ async def test_a_store_that_refuses_is_counted_and_the_next_version_is_the_next_
         await run.publish(actor, 2)
         await run.mirrored("policy@1.2")
     assert run.there() == ["policy@1.2"]
+
+
+async def test_engines_hear_of_a_version_that_is_whole_there_although_older_ones_cannot_go(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One record was damaged, or nothing may be removed: no version was announced any more, though each was copied."""
+    async with run.serving() as actor:
+        for number in (1, 2):
+            manifest = await run.publish(actor, number)
+            await run.mirrored(manifest.label)
+        Bucket(run.url).put(record_key(manifest.version), b"damaged")
+        await run.publish(actor, 3)
+        await run.mirrored("policy@1.3")
+        await eventually(lambda: actor.numbers.get("version_mirror_failures") == 1)
+    assert "older versions could not go from file://" in caplog.text
+    assert "policy@1.3" in run.there()
 
 
 @pytest.mark.parametrize(("services", "failures"), [(1, 1), (2, None)])

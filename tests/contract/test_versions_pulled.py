@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +31,7 @@ from physarum.actors.tools.errors import NotInRunError
 from physarum.actors.tools.pulling import Asked, PullError
 from physarum.bus.version import Fork, Version
 from physarum.weightsync.errors import (
+    BucketError,
     BucketUnfitError,
     ChunkAlteredError,
     ChunkMissingError,
@@ -38,10 +40,11 @@ from physarum.weightsync.errors import (
     UpdateRefusedError,
 )
 from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.mirror import pulling
 from physarum.weightsync.mirror.bucket import Bucket
 from physarum.weightsync.mirror.copying import Copying
 from physarum.weightsync.mirror.pulling import CURRENT, Pulled, current, pull
-from physarum.weightsync.mirror.reading import Mirror
+from physarum.weightsync.mirror.reading import Mirror, MirrorHolder
 from physarum.weightsync.mirror.record import read_record
 from physarum.weightsync.snapshot import Snapshot
 
@@ -186,6 +189,51 @@ def test_damage_in_the_store_is_named_and_leaves_what_is_there(url: str, place: 
     assert [path.name for path in place.iterdir() if path.is_dir() and not path.is_symlink()] == ["policy@1.1"]
 
 
+@pytest.mark.parametrize("answer", ["none", "half"])
+def test_one_bad_answer_of_the_store_does_not_cost_what_was_read_before(
+    url: str, place: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Each object is answered badly once. A large model never came: all of it was read again, up to the next failure."""
+    put(url, 1)
+    failed: set[str] = set()
+    get = Bucket.get
+
+    def once(bucket: Bucket, key: str) -> bytes:
+        if not key.startswith("objects/") or key in failed or key in files:
+            return get(bucket, key)
+        failed.add(key)
+        if answer == "none":
+            raise BucketError(f"{key}: slow down")
+        return get(bucket, key)[:-1]
+
+    files = {one.key for one in read_record(Bucket(url), Version("policy", 1, 1), None).files}
+    monkeypatch.setattr(Bucket, "get", once)
+    monkeypatch.setattr(pulling, "AGAIN_S", (0.0,))
+    pull(mirror(url), place)
+    assert len(failed) == 2
+    assert_is(place, 1)
+
+
+def test_a_version_that_goes_in_the_store_while_it_is_pulled_is_told_with_what_to_do(
+    url: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked like damage, for ever: each version went before the last of its objects was read."""
+    put(url, 1)
+    read = MirrorHolder.chunk
+
+    def later(holder: MirrorHolder, digest: str) -> memoryview:
+        if Mirror(Bucket(url), None).latest() == Version("policy", 1, 1):
+            put(url, 2)
+            Copying(Bucket(url), lambda: None, None, 1).retain(1)
+        return read(holder, digest)
+
+    monkeypatch.setattr(MirrorHolder, "chunk", later)
+    with pytest.raises(ChunkMissingError, match=r"let go of policy@1.1 within .*checkpoint.versions.keep"):
+        pull(mirror(url), place)
+    pull(mirror(url), place)
+    assert_is(place, 2)
+
+
 def test_a_damaged_older_version_here_is_not_copied_from(url: str, place: Path) -> None:
     put(url, 1)
     pull(mirror(url), place)
@@ -277,6 +325,30 @@ def test_killed_at_any_moment_current_is_whole_and_the_next_pull_leaves_nothing_
     assert status == 0 and dies_at > 6 and seen == {1, 2}
 
 
+@pytest.mark.parametrize("first", ["config.json", "model.safetensors", ".physarum-version"])
+def test_killed_while_an_old_version_goes_it_is_pulled_again_whole(
+    url: str, place: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A folder that had lost some of its files still counted as that version, or kept its name from it for ever."""
+    for number in (1, 2):
+        put(url, number)
+        pull(mirror(url), place)
+
+    class Killed(BaseException):
+        """As SIGKILL after the first file."""
+
+    def killed(folder: Path, ignore_errors: bool) -> None:
+        (folder / first).unlink()
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(Killed):
+            pull(mirror(url), place, keep=1)
+    pull(mirror(url), place, "policy@1.1")
+    assert_is(place, 1)
+
+
 class Server(HTTPServer):
     """Somebody's server that is told of versions; `status` is what it answers."""
 
@@ -341,6 +413,28 @@ def test_who_follows_tells_of_each_version_until_it_is_taken(
     assert heard == ["policy@1.1", "policy@1.2"]  # the third was new when nobody took it
     assert "answered 500: no room; trying again in 7 s" in caplog.text
     assert_is(place, 3)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nhal"]
+)
+def test_a_server_that_answers_nonsense_does_not_end_who_follows(url: str, place: Path, answer: bytes) -> None:
+    """It goes down in the middle of an answer, or something else listens there for a moment."""
+    put(url, 1)
+
+    def answering(listener: socket.socket) -> None:
+        connection = listener.accept()[0]
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        then = f"http://127.0.0.1:{listener.getsockname()[1]}/update_weights_from_disk"
+        thread = Thread(target=answering, args=(listener,))
+        thread.start()
+        with pytest.raises(PullError, match=r"policy@1.1 is pulled, and http\S+ did not take it: "):
+            following.once(Asked(url=url.removesuffix("/weights"), folder=place, then=then))
+        thread.join()
 
 
 def test_a_command_is_told_too_and_what_fails_is_an_error(url: str, place: Path, tmp_path: Path) -> None:

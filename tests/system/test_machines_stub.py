@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,12 +19,20 @@ from bus_fixture import OwnServer, connect, fresh_run, remove_streams, small_con
 from machine_run import TOKEN, HeadRun, MachineRun, at_work, write_machines
 from supervisor_run import LIMIT_S, processes_of
 
-from physarum.actors.supervisor.errors import ActorFailedError, HeadEndedError, InterruptedRunError, MachineRefusedError
+from physarum.actors.supervisor.errors import (
+    ActorFailedError,
+    HeadEndedError,
+    InterruptedRunError,
+    MachineHeldError,
+    MachineRefusedError,
+)
 from physarum.actors.supervisor.process import read_records
+from physarum.bus import layout
 from physarum.bus.errors import BusRefusedError
 from physarum.bus.lease import TTL_S, LeaseRecord
 from physarum.bus.presence import Roster
-from physarum.bus.process_identity import own
+from physarum.bus.process_clock import started_s
+from physarum.bus.process_identity import ProcessIdentity, own
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
 from physarum.bus.server import ServerRecord
@@ -148,6 +157,23 @@ async def until_settled(places: Places, instances: set[str]) -> None:
                 instances
             ):
                 await roster.wait_change(5)
+    finally:
+        await bus.close()
+
+
+async def test_a_second_head_starts_nothing(places: Places) -> None:
+    first, _ = places.write({})
+    bus = await connect(places.url, places.name)
+    try:
+        await layout.create(bus, small_config())
+        parent = ProcessIdentity(own().space, os.getppid(), started_s(os.getppid()) or 0.0)
+        leases = Register(bus, await Publisher(bus).start(), "lease", LeaseRecord)
+        await leases.put(LeaseRecord("supervisor-0 on far", 1, 0.0, parent), "machine-head", ttl_s=TTL_S)
+        head = HeadRun(first)
+        async with at_work(head):
+            with pytest.raises(MachineHeldError, match=f"run {places.name} is led by supervisor-0 on far"):
+                await head.result()
+            assert not read_records(head.folder.actors)
     finally:
         await bus.close()
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from physarum.bus.presence import EXPIRY_S
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import resolve
 from physarum.configs.overrides import parse_command_line
 from physarum.configs.root import RootConfig
+from physarum.configs.supervisor import LONGEST_HEARTBEAT_S
 
 GRPO = """\
 run: {name: quick}
@@ -195,6 +197,10 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["trainer.gpus=1", "trainer.env={CUDA_VISIBLE_DEVICES: 0}"],
             ["`trainer.env.CUDA_VISIBLE_DEVICES` with `trainer.gpus`"],
         ),
+        (  # every actor would be gone, and its work given to others, before each of its heartbeats
+            ["supervisor.heartbeat_s=12", "supervisor.heartbeat_limit_s=60"],
+            ["`supervisor.heartbeat_s: 12.0`", "expected at most 5.0", "gone"],
+        ),
         (["supervisor.heartbeat_s=10"], ["`supervisor.heartbeat_limit_s: 10.0` with `supervisor.heartbeat_s: 10"]),
         (
             ["engines.policy.router=http://h:1", "engines.policy.pause=in_place"],
@@ -263,3 +269,7 @@ def test_an_evaluation_needs_what_answers_and_scores(tmp_path: Path) -> None:
     assert "`evaluation` without `engines`" in str(caught.value)
     assert "`evaluation` without `reward.hook`" in str(caught.value)
     assert len(caught.value.problems) == 2
+
+
+def test_the_longest_interval_of_heartbeats_leaves_room_for_one_that_is_late() -> None:
+    assert 2 * LONGEST_HEARTBEAT_S <= EXPIRY_S

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from physarum.actors.roles import instances
+from physarum.configs import placement
 from physarum.configs.devices import PresentDevices, assign_devices, device_groups
 from physarum.configs.errors import ConfigError
 from physarum.configs.loader import digest, dump, resolve
@@ -131,6 +132,25 @@ def test_an_actor_beyond_those_configured_goes_where_its_group_is(
     assert machine_of(config, "rollout", f"rollout-{number}") in homes
     first = [machine_of(config, "rollout", f"rollout-{config.rollout.count + more}") for more in range(len(homes))]
     assert set(first) == homes, "each of them in turn"
+
+
+def test_where_actors_beyond_those_configured_are_is_not_dealt_anew_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every supervisor asks at each of their heartbeats: at a thousand machines that was 10 ms of each one's event loop."""
+    looked = 0
+
+    class Counted(dict[Slot, str]):
+        def items(self) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().items()
+
+    monkeypatch.setattr(placement, "dealt", lambda config, key: Counted(dealt(config, key)))
+    config = load(tmp_path, machines={"gpu": {"count": 3, "rollout": 2}})
+    looked = 0
+    found = [machine_of(config, "rollout", f"rollout-{number}") for number in range(6, 106)]
+    assert found[:4] == ["gpu-0", "gpu-1", "gpu-2", "gpu-0"] and looked <= 1
 
 
 def test_nodes_of_an_engine_are_on_as_many_machines_as_it_takes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from physarum.actors import policies
+from physarum.actors import policies, states
 from physarum.actors.account import Issued, Logical, close_account
 from physarum.actors.context import RunFolder
 from physarum.actors.errors import BadHookResultError
@@ -21,7 +21,7 @@ from physarum.actors.rollout.actor import _check_policies
 from physarum.actors.source.admission import Sizes
 from physarum.actors.source.followers import Followers
 from physarum.actors.source.room import Room
-from physarum.actors.states import Floor
+from physarum.actors.states import Floor, TrainerDone
 from physarum.actors.supervisor import launcher
 from physarum.actors.supervisor.launcher import Launcher
 from physarum.actors.tools.access import OpenRun
@@ -186,10 +186,10 @@ def test_a_group_is_issued_when_every_policy_has_room() -> None:
 
 
 class Told:
-    """A register of floors."""
+    """The register of the run."""
 
     def __init__(self) -> None:
-        self.values: dict[tuple[str, ...], Floor] = {}
+        self.values: dict[tuple[str, ...], Floor | TrainerDone] = {}
 
     async def get(self, *key: str) -> Any:
         return SimpleNamespace(value=self.values.get(key))
@@ -207,6 +207,15 @@ async def test_the_log_is_trimmed_below_the_smallest_floor_that_was_told() -> No
     assert (await first.is_ours(12), await solver.is_ours(20)) == (True, False), "one of them keeps the log full"
     alone = Floors(context_of(CONFIG.model_copy(update={"policies": {}}), told))
     assert await alone.agreed(99) == 99 and await alone.is_ours(99) and len(told.values) == 2, "one alone tells nobody"
+
+
+async def test_a_policy_that_is_done_keeps_nothing_of_the_log_from_the_others() -> None:
+    told = Told()
+    first, solver = (Floors(context_of(view, told)) for view in CONFIG.views())
+    assert await first.agreed(3) == 1
+    assert (await solver.agreed(20), await solver.is_ours(20)) == (3, False)
+    told.values[states.TRAINER_DONE,] = TrainerDone("stop.steps = 1", "policy@1.1", 1, "m", 0.0)
+    assert (await solver.agreed(20), await solver.is_ours(20)) == (20, True)
 
 
 def context_of(view: RootConfig, told: Told) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import random
 import uuid
 from collections.abc import Iterator
@@ -223,6 +225,48 @@ def test_while_a_record_cannot_be_read_no_object_goes(url: str, config: dict[str
     assert len(bucket.sizes("objects")) == 2 * 3 + 2
     bucket.put(record_key(third[0].version), b"damaged")
     assert copy(url, third, config) == Copied(0, 0, True)
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(
+    tmp_path: Path, config: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An I/O error of a shared file system in the middle of letting go: every object of every version went."""
+    url, first, second = f"file://{tmp_path}/bucket/run", version(1), version(2)
+    list_folder, looks = os.scandir, itertools.count()
+
+    def failing(path: str) -> object:
+        if str(path).endswith("versions") and next(looks) == fails_at:
+            raise OSError(errno.EIO, "Input/output error", path)
+        return list_folder(path)
+
+    for one in (first, second):
+        copy(url, one, config)
+    monkeypatch.setattr(os, "scandir", failing)
+    for fails_at in range(4):
+        looks = itertools.count()
+        with pytest.raises(BucketError, match="Input/output error"):
+            copying(url).retain(2)
+        assert labels(url, first, second) == ["policy@1.1", "policy@1.2"], fails_at
+
+
+def test_a_listing_that_lacks_a_version_lets_nothing_of_it_go(
+    url: str, config: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that lists late may leave a record out of one listing of several."""
+    first, second, list_all, looks = version(1), version(2), Bucket.sizes, itertools.count()
+
+    def listed(bucket: Bucket, below: str) -> dict[str, int]:
+        found = list_all(bucket, below)
+        return {} if below == "versions" and next(looks) == late_at else found
+
+    for one in (first, second):
+        copy(url, one, config)
+    for late_at in range(4):
+        looks = itertools.count()
+        with monkeypatch.context() as patched:
+            patched.setattr(Bucket, "sizes", listed)
+            copying(url).retain(2)
+        assert labels(url, first, second) == ["policy@1.1", "policy@1.2"], late_at
 
 
 def test_a_store_that_gives_back_something_else_is_not_believed(

@@ -72,7 +72,7 @@ class Bucket:
     def sizes(self, below: str) -> dict[str, int]:
         self._system.invalidate_cache()
         with suppress(ObjectAbsentError):
-            found = self._told(below, lambda: self._system.find(self._path(below), detail=True))
+            found = self._told(below, lambda: self._below(self._path(below)))
             return {path.removeprefix(f"{self._root}/"): int(about["size"]) for path, about in found.items()}
         return {}
 
@@ -84,6 +84,20 @@ class Bucket:
         """Nothing, where it is not there. Raises BucketError."""
         with suppress(ObjectAbsentError):
             self._told(key, lambda: self._system.rm_file(self._path(key)))
+
+    def _below(self, path: str) -> dict[str, Any]:
+        """As `find`, which of a file system leaves out, without a word, whatever folder it cannot list: it would look empty."""
+        if self._system.async_impl:  # of a service: it asks for all keys at once, and raises
+            listed: dict[str, Any] = self._system.find(path, detail=True)
+            return listed
+        found: dict[str, Any] = {}
+        for about in self._system.ls(path, detail=True):
+            if about["type"] != "directory":
+                found[about["name"]] = about
+                continue
+            with suppress(FileNotFoundError):  # it went meanwhile
+                found |= self._below(about["name"])
+        return found
 
     def _put(self, path: str, data: bytes) -> None:
         if not isinstance(self._system, LocalFileSystem):

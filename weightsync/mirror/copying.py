@@ -95,7 +95,8 @@ class Copying:
         gone = [one for one in found if one not in kept]
         for version in gone:
             self._remove(record_key(version))
-        self._sweep(read_record(self._bucket, one, self._key).live() for one in versions_in(self._bucket))
+        left = {*found, *versions_in(self._bucket)} - {*gone}  # what one listing lacks the other may have
+        self._sweep(read_record(self._bucket, one, self._key).live() for one in left)
         return [str(one) for one in gone]
 
     def _sweep(self, live: Iterable[set[str]]) -> None:

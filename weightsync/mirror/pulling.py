@@ -10,11 +10,13 @@ Chunks that the newest older version here has are copied, all others are read fr
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,14 +26,17 @@ from physarum.bus.codec import decode, encode
 from physarum.bus.errors import CodecError, RecordError
 from physarum.bus.version import Version, is_withdrawn
 from physarum.weightsync.area import Filling
+from physarum.weightsync.chunk_reader import Base, Difference
 from physarum.weightsync.chunk_threads import ChunkQueue, ChunkThread, FillWork
 from physarum.weightsync.durable import sync_folder
 from physarum.weightsync.errors import (
     BucketUnfitError,
     ChunkAlteredError,
+    ChunkMissingError,
     ManifestError,
     NoRoomError,
     ObjectAbsentError,
+    ServiceUnreachableError,
     StaleVersionError,
     UpdateRefusedError,
 )
@@ -40,9 +45,11 @@ from physarum.weightsync.held_file import HeldFile
 from physarum.weightsync.layout import FILE_NAME, Form, lay_out
 from physarum.weightsync.manifest import content_digest
 from physarum.weightsync.mappings import forget_deleted, memory_of
-from physarum.weightsync.mirror.reading import Mirror, MirrorHolder, read_object
+from physarum.weightsync.mirror.reading import Mirror, MirrorHolder, MirrorReader, read_object
 from physarum.weightsync.mirror.record import Record
 from physarum.weightsync.pace import Pace
+
+_log = logging.getLogger(__name__)
 
 CURRENT: Final = "current"
 _MARK: Final = ".physarum-version"
@@ -50,6 +57,8 @@ _ASIDE: Final = ".pulling-"
 _LOCK: Final = ".pulling"
 THREADS: Final = 16
 """Requests under way at once."""
+AGAIN_S: Final = (0.5, 1.0, 2.0)
+"""How long to wait after each failure, before the last try."""
 
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +92,7 @@ def pull(mirror: Mirror, place: Path, label: str | None = None, keep: int = 2, k
             )
         target, counts = place / str(version), (0, 0)
         if not _is_here(target, record):
-            counts = _bring(mirror, record, place, target)
+            counts = _in_time(mirror, record, place, target)
         if before != version:
             _switch(place, target.name)
         _retain(place, keep)
@@ -119,11 +128,25 @@ def _wanted(mirror: Mirror, label: str | None) -> Record:
     return mirror.record(version)
 
 
+def _in_time(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[int, int]:
+    """As `_bring`; says so where the store let go of the version meanwhile: so may it of each, and none would ever come."""
+    began = time.monotonic()
+    try:
+        return _bring(mirror, record, place, target)
+    except (ChunkMissingError, ObjectAbsentError) as error:
+        if mirror.has(record.manifest.version):
+            raise
+        raise ChunkMissingError(
+            f"{mirror.url} let go of {target.name} within {time.monotonic() - began:.0f} s, while it was pulled: versions go"
+            " there faster than they are read here. Let more of them stay (checkpoint.versions.keep), or copy fewer"
+            " (checkpoint.versions.every)"
+        ) from error
+
+
 def _bring(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[int, int]:
     """The version, whole, under its name; bytes read from the store, and copied here. Raises as `pull`."""
     aside = place / f"{_ASIDE}{target.name}"
-    for left in place.glob(f"{_ASIDE}*"):  # of pulls that were killed
-        shutil.rmtree(left, ignore_errors=True)
+    _clear(place)
     try:
         aside.mkdir()
         for file in record.files:
@@ -161,10 +184,26 @@ def _fill(path: Path, record: Record, mirror: Mirror, place: Path) -> tuple[int,
         places = places_in(manifest, layout)
         work = FillWork(filling, memory, places, base, known, {}, lambda digest, came_as: None)
         holder = MirrorHolder(mirror, manifest, record)
-        made = [ChunkThread(work, [holder.reader()], Pace("never")) for _ in range(THREADS)]
+        made = [ChunkThread(work, [_Patient(holder.reader())], Pace("never")) for _ in range(THREADS)]
         _run(made, ChunkQueue(manifest.sizes(), shuffled=False))
         os.fsync(filling.descriptor)
     return sum(one.fetched for one in made), sum(one.reused for one in made)
+
+
+class _Patient:
+    """A reader that asks again: one bad answer of tens of thousands must not cost all that was read before it."""
+
+    def __init__(self, reader: MirrorReader) -> None:
+        self.url, self.close, self._reader = reader.url, reader.close, reader
+
+    def read_into(self, digest: str, target: memoryview, base: Base | None = None) -> Difference | None:
+        for wait_s in AGAIN_S:
+            try:
+                return self._reader.read_into(digest, target, base)
+            except (ServiceUnreachableError, ChunkAlteredError) as error:
+                _log.warning("%s; asking again in %g s", error, wait_s)
+                time.sleep(wait_s)
+        return self._reader.read_into(digest, target, base)
 
 
 def _run(threads: list[ChunkThread], queue: ChunkQueue) -> None:
@@ -202,10 +241,19 @@ def _switch(place: Path, name: str) -> None:
 
 
 def _retain(place: Path, keep: int) -> None:
-    """Files that a server has open stay its own until it closes them."""
+    """Files that a server has open stay its own until it closes them. What goes loses its name first: under that is a whole
+    version or none, whenever this process is killed."""
     for version in _versions(place)[:-keep]:
         if version != current(place):
-            shutil.rmtree(place / str(version), ignore_errors=True)
+            with suppress(OSError):  # it stays, and goes with the next version
+                (place / str(version)).rename(place / f"{_ASIDE}{version}")
+    _clear(place)
+
+
+def _clear(place: Path) -> None:
+    """What was on its way here, or away, when a pull was killed."""
+    for left in place.glob(f"{_ASIDE}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _versions(place: Path) -> list[Version]:

@@ -43,6 +43,10 @@ class Mirror:
         """The newest version by name: one listing, nothing is read. Raises BucketError."""
         return max(versions_in(self.objects), default=None)
 
+    def has(self, version: Version) -> bool:
+        """By name, as `latest`. Raises BucketError."""
+        return version in versions_in(self.objects)
+
     def newest(self) -> Record | None:
         """Raises BucketError, BucketUnfitError."""
         return newest_record(self.objects, self._key)
