@@ -30,13 +30,14 @@ _LONGEST_WAIT_S: Final = 60.0
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Of one group. `takers`: canaries, and until when (Unix seconds) each may last; `votes`: a refusal's reason, or "" for a
-    pass; `passed`: the newest label that did, to which engines go back."""
+    pass; `passed`: the newest label that did, to which engines go back, and `passed_manifest` the digest of its manifest."""
 
     label: str
     takers: dict[str, float] = {}
     votes: dict[str, str] = {}
     verdict: Literal["open", "passed", "refused"] = "open"
     passed: str | None = None
+    passed_manifest: str = ""
 
     @property
     def reason(self) -> str:
@@ -47,7 +48,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """The same, where what passed was not withdrawn since."""
         if self.passed is None or not is_withdrawn(Version.parse(self.passed), withdrawn):
             return self
-        return msgspec.structs.replace(self, passed=None)
+        return msgspec.structs.replace(self, passed=None, passed_manifest="")
 
 
 class Canary:
@@ -103,8 +104,9 @@ class Canary:
         """Whether a place is. An open trial lacks a vote at least, also in a run that goes on with fewer places."""
         return present < max(self._places - len(trial.votes), 1)
 
-    async def vote(self, label: str, refusal: str | None) -> None:
-        """This canary's: None lets it pass. Once all places have voted so the version has passed. Raises BusError."""
+    async def vote(self, label: str, refusal: str | None, manifest: str = "") -> None:
+        """This canary's: None lets it pass. Once all places have voted so the version has passed, with the manifest of this
+        digest. Raises BusError."""
         while True:
             entry = await self._entry()
             trial = entry.value
@@ -116,7 +118,7 @@ class Canary:
             if refusal is not None:
                 changed = msgspec.structs.replace(changed, verdict="refused")
             elif len(votes) >= self._places:
-                changed = msgspec.structs.replace(changed, verdict="passed", passed=label)
+                changed = msgspec.structs.replace(changed, verdict="passed", passed=label, passed_manifest=manifest)
             with contextlib.suppress(WrongSequenceError):
                 await self._put(changed, entry.revision)
                 return
@@ -158,4 +160,4 @@ def _of(trial: Trial | None, label: str) -> Trial:
         return trial
     if Version.parse(trial.label) > Version.parse(label):
         raise StaleVersionError(f"{label} is not wanted any more: {trial.label} is on trial")
-    return Trial(label=label, passed=trial.passed)
+    return Trial(label=label, passed=trial.passed, passed_manifest=trial.passed_manifest)

@@ -29,7 +29,7 @@ from physarum.actors.engine.origin import Origin
 from physarum.actors.engine.readiness import until_healthy
 from physarum.actors.engine.relaying import Relay
 from physarum.actors.engine.standing import Standing
-from physarum.actors.engine.trials import Trials
+from physarum.actors.engine.trials import Trials, Wanted
 from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.policy_engines import HANDING_OVER, head_key
 from physarum.actors.served_model import served_model, served_quantisation
@@ -245,25 +245,26 @@ class Following:
         except BusError as error:
             _log.warning("nobody says whether %s was refused: %s", head.label, error)
             return False
-        version = Version.parse(wanted)
-        if live is not None and (live == version or (live > version and wanted == head.label)):
+        version = Version.parse(wanted.label)
+        if live is not None and (live == version or (live > version and wanted.label == head.label)):
             return True
         if live is not None and live > version:
             self._forget(receiver)  # of the refused version
-        reached = await self._bring(wanted, head, receiver, services)
-        if reached and wanted != head.label:
+        reached = await self._bring(wanted, receiver, services)
+        if reached and wanted.label != head.label:
             self._look_again()  # the head may be on trial only
         return reached
 
-    async def _bring(self, label: str, head: states.Head, receiver: Receiver, services: Roster) -> bool:
+    async def _bring(self, wanted: Wanted, receiver: Receiver, services: Roster) -> bool:
         """Whether the engine now serves the version (or something newer)."""
+        label = wanted.label
         urls = self._origin.urls(services)
         if not urls and self._origin.mirror is None:
             _log.warning("%s cannot be fetched: no checkpoint service has announced itself", label)
             return False
         self._standing.set(label, "announced")
         try:
-            manifest = await self._origin.manifest(label, head, urls)
+            manifest = await self._origin.manifest(wanted, urls)
             before = self._actor.config.checkpoint.before_pull
             if before is not None:
                 await called(before, "checkpoint.before_pull", manifest)

@@ -3,7 +3,8 @@
     engines.GROUP.weights_from: service    service's manifest and chunks; the store's, where the service does not answer
                                 mirror     the store alone (and other receivers): no service is waited for
 
-Invariant: a manifest from the store is taken only if it is the one that the head names, so nothing else is ever served.
+Invariant: a manifest from the store is taken only if it is the one that the head names, or the trial of a canary group in which
+the version passed, so nothing else is ever served.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import logging
 
 import aiohttp
 
-from physarum.actors import states
 from physarum.actors.context import Context
+from physarum.actors.engine.trials import Wanted
 from physarum.actors.mirror.asking import versions_url
 from physarum.bus.presence import Roster
 from physarum.bus.version import Version
@@ -49,9 +50,10 @@ class Origin:
         """Of the services that are to be asked for chunks."""
         return [] if self.is_mirror else [beat.facts["url"] for beat in services.members if "url" in beat.facts]
 
-    async def manifest(self, label: str, head: states.Head, urls: list[str]) -> Manifest:
-        """Of a version. Raises ServiceUnreachableError, ServiceRefusedError, or where the store is asked BucketError,
-        BucketUnfitError."""
+    async def manifest(self, wanted: Wanted, urls: list[str]) -> Manifest:
+        """Of a version; out of the store only the one that the bus names. Raises ServiceUnreachableError, ServiceRefusedError;
+        where the store is asked, BucketError, BucketUnfitError."""
+        label = wanted.label
         refused: ServiceRefusedError | ServiceUnreachableError
         try:
             if urls:
@@ -63,18 +65,18 @@ class Origin:
             raise refused
         if not self.is_mirror:
             _log.warning("%s is looked for in %s: %s", label, self.mirror.url, refused)
-        return await self._of_mirror(self.mirror, label, head)
+        return await self._of_mirror(self.mirror, wanted)
 
     async def close(self) -> None:
         """What is under way there ends."""
         if self._bucket is not None:
             await asyncio.to_thread(self._bucket.close)
 
-    async def _of_mirror(self, mirror: Mirror, label: str, head: states.Head) -> Manifest:
-        manifest = (await in_thread(mirror.record, Version.parse(label))).manifest
-        if label == head.label and manifest_digest(manifest) != head.manifest:
+    async def _of_mirror(self, mirror: Mirror, wanted: Wanted) -> Manifest:
+        manifest = (await in_thread(mirror.record, Version.parse(wanted.label))).manifest
+        if manifest_digest(manifest) != wanted.manifest:
             raise BucketUnfitError(
-                f"{mirror.url} has {label} with a manifest of digest {manifest_digest(manifest)}, the head names"
-                f" {head.manifest}: another run's, or altered"
+                f"{mirror.url} has {wanted.label} with a manifest of digest {manifest_digest(manifest)}, the bus names"
+                f" {wanted.manifest or 'none'}: another run's, or altered"
             )
         return manifest

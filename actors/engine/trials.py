@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
@@ -21,13 +21,20 @@ from physarum.bus.register import Register
 from physarum.configs.engine import EngineConfig
 from physarum.weightsync.canary import Canary, Trial
 from physarum.weightsync.errors import UpdateRefusedError
-from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.manifest import Manifest, manifest_digest
 from physarum.weightsync.turns import Turn, Turns
 
 if TYPE_CHECKING:
     from physarum.actors.engine.actor import EngineActor
 
 _log = logging.getLogger(__name__)
+
+
+class Wanted(NamedTuple):
+    """A version, and the digest of the manifest that it has: by the head, or by the trial in which it passed."""
+
+    label: str
+    manifest: str
 
 
 class Trials:
@@ -52,19 +59,22 @@ class Trials:
             key = (states.CANARY, context.config.model.name, group)
             self._canary = Canary(register, key, context.identity.instance, settings.canaries, limit_s)
 
-    async def wanted(self, head: states.Head, serves_nothing: bool) -> str:
-        """The label that the engine is to serve next: the head; what passed before, where the head was refused or others try it
+    async def wanted(self, head: states.Head, serves_nothing: bool) -> Wanted:
+        """What the engine is to serve next: the head; what passed before, where the head was refused or others try it
         and the engine `serves_nothing` meanwhile. Raises NothingPassedError, BusError."""
+        newest = Wanted(head.label, head.manifest)
         if self._canary is None:
-            return head.label
+            return newest
         self._canary.withdrawn = head.withdrawn
         trial = await self._canary.current()
         if trial is None or trial.label != head.label:
-            return head.label
+            return newest
         if trial.verdict == "refused":
-            return trial.passed or self._nothing(trial)
+            return Wanted(trial.passed or self._nothing(trial), trial.passed_manifest)
         on_trial = trial.verdict == "open" and not self._canary.has_place(trial)
-        return trial.passed if trial.passed is not None and serves_nothing and on_trial else head.label
+        if trial.passed is not None and serves_nothing and on_trial:
+            return Wanted(trial.passed, trial.passed_manifest)
+        return newest
 
     def _nothing(self, trial: Trial) -> NoReturn:
         """The start model is no way out: the first version of a run is the start model."""
@@ -131,7 +141,7 @@ class Trials:
             return "the engine was started anew while it was on trial: its gate saw other weights"
         if reason is not None:
             _log.error("%s is refused by its canary: %s", manifest.label, reason)
-        await self._canary.vote(manifest.label, reason)
+        await self._canary.vote(manifest.label, reason, manifest_digest(manifest))
         return reason
 
     async def _may_serve(self, label: str) -> bool:

@@ -18,11 +18,11 @@ from physarum.actors.errors import UnrecoverableError
 from physarum.bus.connection import Bus
 from physarum.bus.publisher import Publisher
 from physarum.bus.register import Register
-from physarum.bus.version import Fork
+from physarum.bus.version import Fork, Version
 from physarum.configs.engine import EngineConfig
 from physarum.weightsync.canary import Canary, Trial
 from physarum.weightsync.errors import EngineQuarantineError, UpdateRefusedError
-from physarum.weightsync.manifest import Manifest
+from physarum.weightsync.manifest import Manifest, TensorEntry, manifest_digest
 
 pytestmark = pytest.mark.timeout(60)
 LABEL = "policy@1.1"
@@ -151,13 +151,17 @@ async def test_an_engine_that_was_started_anew_on_trial_lets_nothing_pass(
 ) -> None:
     trials = group.trials("canary", Control(serves))
     monkeypatch.setattr(trials, "_vocabulary", lambda: 8)
-    manifest = cast(Manifest, SimpleNamespace(label=LABEL))
+    manifest = Manifest(
+        version=Version.parse(LABEL), parent=None, model_digest="m", tensors=(TensorEntry("w", "float32", (0,), ()),),
+        total_bytes=0, step=1, created=0.0,
+    )  # fmt: skip
     async with asyncio.timeout(DEADLINE_S):
         async with trials.turn(LABEL):
             pass
         reason = await trials.refused(manifest)
         trial = await group.trial()
     assert (trial.verdict, trial.takers) == (verdict, {})
+    assert trial.passed_manifest == (manifest_digest(manifest) if verdict == "passed" else "")
     assert (reason is None) == (verdict == "passed")
 
 
@@ -184,9 +188,9 @@ async def test_what_was_withdrawn_is_not_what_a_refused_head_falls_back_to(group
     async with asyncio.timeout(DEADLINE_S):
         for label, refusal in ((LABEL, None), ("policy@2.0", "bad")):
             assert await mine.admitted(label)
-            await mine.vote(label, refusal)
+            await mine.vote(label, refusal, f"manifest of {label}")
         other = group.trials("other")
-        assert await other.wanted(head("policy@2.0"), serves_nothing=False) == LABEL
+        assert await other.wanted(head("policy@2.0"), serves_nothing=False) == (LABEL, f"manifest of {LABEL}")
         with pytest.raises(NothingPassedError):
             await other.wanted(head("policy@2.0", (Fork(1, 0),)), serves_nothing=False)
 
@@ -198,11 +202,13 @@ async def test_an_engine_with_nothing_serves_what_passed_while_others_try_the_he
         await mine.vote(LABEL, None)
         assert await mine.admitted("policy@1.2")
         newest, other = head("policy@1.2"), group.trials("other")
-        assert await other.wanted(newest, serves_nothing=True) == LABEL
-        assert await other.wanted(newest, serves_nothing=False) == "policy@1.2"
-        assert await group.trials("canary").wanted(newest, serves_nothing=True) == "policy@1.2"  # it is its canary
+        assert (await other.wanted(newest, serves_nothing=True)).label == LABEL
+        assert (await other.wanted(newest, serves_nothing=False)).label == "policy@1.2"
+        assert (
+            await group.trials("canary").wanted(newest, serves_nothing=True)
+        ).label == "policy@1.2"  # it is its canary
         await mine.leave("policy@1.2")
-        assert await other.wanted(newest, serves_nothing=True) == "policy@1.2"  # it may try it itself
+        assert (await other.wanted(newest, serves_nothing=True)).label == "policy@1.2"  # it may try it itself
 
 
 async def passes(probe: Probe) -> None:

@@ -12,9 +12,9 @@ import pytest
 from actor_fixture import BASE
 from test_versions_mirror import copying, version
 
-from physarum.actors import states
 from physarum.actors.engine.origin import Origin
 from physarum.actors.engine.relaying import Relay
+from physarum.actors.engine.trials import Wanted
 from physarum.actors.mirror.asking import versions_url
 from physarum.actors.policy_engines import head_key
 from physarum.bus.presence import Heartbeat
@@ -37,11 +37,6 @@ def origin(found: RootConfig, session: aiohttp.ClientSession) -> Origin:
     return Origin(cast(Any, SimpleNamespace(config=found)), found.engines["policy"], session)
 
 
-def head(number: int, digest: str) -> states.Head:
-    label = f"policy@1.{number}"
-    return states.Head(label=label, epoch=1, number=number, manifest=digest, total_bytes=1, published_at=0.0)
-
-
 async def test_the_store_is_asked_where_no_service_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = config(tmp_path, f"checkpoint.versions.mirror=file://{tmp_path}/bucket")
     url, made = versions_url(found), version(1)
@@ -50,16 +45,20 @@ async def test_the_store_is_asked_where_no_service_answers(tmp_path: Path, caplo
     async with aiohttp.ClientSession() as session:
         one = origin(found, session)
         for urls in ([NOBODY], []):
-            assert await one.manifest("policy@1.1", head(1, manifest_digest(made[0])), urls) == made[0]
+            assert await one.manifest(Wanted("policy@1.1", manifest_digest(made[0])), urls) == made[0]
         assert "is looked for in file://" in caplog.text
-        with pytest.raises(BucketUnfitError, match=r"has policy@1.1 with a manifest of digest .*, the head names abc"):
-            await one.manifest("policy@1.1", head(1, "abc"), [])
+        with pytest.raises(BucketUnfitError, match=r"has policy@1.1 with a manifest of digest .*, the bus names abc"):
+            await one.manifest(Wanted("policy@1.1", "abc"), [])
+        with pytest.raises(
+            BucketUnfitError, match="the bus names none"
+        ):  # of what passed before a canary's trial said so
+            await one.manifest(Wanted("policy@1.1", ""), [])
         with pytest.raises(ObjectAbsentError):
-            await one.manifest("policy@1.2", head(2, "abc"), [])
+            await one.manifest(Wanted("policy@1.2", "abc"), [])
         await one.close()
         plain = origin(config(tmp_path), session)
         with pytest.raises(ServiceUnreachableError):
-            await plain.manifest("policy@1.1", head(1, "abc"), [NOBODY])
+            await plain.manifest(Wanted("policy@1.1", "abc"), [NOBODY])
         await plain.close()
 
 
