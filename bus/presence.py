@@ -26,7 +26,7 @@ from physarum.bus import names
 from physarum.bus.codec import decode, encode
 from physarum.bus.connection import Bus
 from physarum.bus.direct import last_of
-from physarum.bus.errors import BusError, CodecError
+from physarum.bus.errors import BusError, BusUnreachableError, CodecError
 from physarum.bus.names import RUN_HEADER
 from physarum.bus.publisher import Publisher
 
@@ -83,16 +83,18 @@ class Roster:
         role: str | None = None,
         on_change: Callable[[], None] | None = None,
         on_beat: Callable[[Heartbeat], None] | None = None,
+        named: bool = False,
     ) -> None:
-        """`on_beat` is called with each heartbeat that is news, before `on_change`."""
+        """`on_beat` is called with each heartbeat that is news, before `on_change`. `named`: only those of `listen_to`."""
         self._bus, self._role = bus, role
-        self._pattern = f"ph.{bus.run}.presence.{role}.*" if role else names.all_subjects(bus.run, "presence")
+        everybody = f"ph.{bus.run}.presence.{role}.*" if role else names.all_subjects(bus.run, "presence")
+        self._patterns = [] if named else [everybody]
         self._members: dict[tuple[str, str], Heartbeat] = {}
         self._seen_at: dict[tuple[str, str], float] = {}
         self._newest: dict[tuple[str, str], tuple[float, int]] = {}
         self._told_at: dict[tuple[str, str], float] = {}
         self._on_change, self._on_beat_news = on_change, on_beat
-        self._direct: Subscription | None = None
+        self._direct: list[Subscription] | None = None
         self._called_at = 0.0
         self.changed = asyncio.Event()
 
@@ -112,7 +114,7 @@ class Roster:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Roster]:
-        self._direct = await self._bus.subscribe(self._pattern, self._on_beat)
+        await self._listen()
         calls = await self._listen_to_calls(self._role) if self._role else None
         tasks = [
             asyncio.create_task(self._expire(), name="roster expiry"),
@@ -120,14 +122,32 @@ class Roster:
             asyncio.create_task(self._read_in_silence(), name="roster without a roll call"),
         ]
         try:
-            await self._snapshot()
+            await self._snapshot(self._patterns)
             yield self
         finally:
             for task in tasks:
                 task.cancel()
             if not self._bus.client.is_closed:
-                for subscription in filter(None, (calls, self._direct)):
+                for subscription in filter(None, (calls, *(self._direct or ()))):
                     await subscription.unsubscribe()
+
+    async def listen_to(self, role: str, instance: str) -> None:
+        """Of an open roster of `named` ones: this one, too. Waits for a bus that is away."""
+        subject = names.subject(self._bus.run, "presence", role, instance)
+        if subject in self._patterns or self._direct is None:
+            return
+        self._patterns.append(subject)
+        while True:
+            try:
+                self._direct.append(await self._bus.subscribe(subject, self._on_beat))
+                break
+            except BusUnreachableError as error:  # no event says when a slow server is quick again
+                _log.info("%s/%s cannot be listened to yet: %s", role, instance, error)
+                await asyncio.sleep(TICK_S)
+        await self._read_again([subject])
+
+    async def _listen(self) -> None:
+        self._direct = [await self._bus.subscribe(pattern, self._on_beat) for pattern in self._patterns]
 
     async def _listen_to_calls(self, role: str) -> Subscription:
         return await self._bus.subscribe(names.rollcall_subject(self._bus.run, role), self._on_call)
@@ -142,9 +162,10 @@ class Roster:
             return False
         return True
 
-    async def _snapshot(self) -> None:
+    async def _snapshot(self, patterns: Iterable[str]) -> None:
         """Takes in what is stored, and says so once."""
-        messages = await last_of(self._bus, names.stream(self._bus.run, "presence"), self._pattern)
+        stream = names.stream(self._bus.run, "presence")
+        messages = [message for pattern in patterns for message in await last_of(self._bus, stream, pattern)]
         self._take_all(beat for message in messages if (beat := self._read(message, Heartbeat)) is not None)
 
     async def _on_beat(self, message: Msg) -> None:
@@ -197,12 +218,13 @@ class Roster:
         if not call.open:
             if self._direct is None:
                 self._seen_at = dict.fromkeys(self._seen_at, self._called_at)
-                self._direct = await self._bus.subscribe(self._pattern, self._on_beat)
-                await self._read_again()
+                await self._listen()
+                await self._read_again(self._patterns)
             return
         if self._direct is not None:
             direct, self._direct = self._direct, None
-            await direct.unsubscribe()
+            for subscription in direct:
+                await subscription.unsubscribe()
         left = [name for name in call.gone if self._members.pop((str(self._role), name), None) is not None]
         self._take_all(call.beats, left=bool(left))
 
@@ -243,7 +265,7 @@ class Roster:
         while True:
             await asyncio.sleep(EXPIRY_S * random.uniform(0.5, 1.5))
             if not self.listens and time.monotonic() - self._called_at > 2 * TICK_S:
-                await self._read_again()
+                await self._read_again(self._patterns)
 
     async def _after_outage(self) -> None:
         """While the bus is away nobody can be heard: silence counts from its return."""
@@ -256,10 +278,10 @@ class Roster:
     async def _reread(self) -> None:
         while True:
             await self._bus.reconnections().wait()
-            await self._read_again()
+            await self._read_again(self._patterns)
 
-    async def _read_again(self) -> None:
+    async def _read_again(self, patterns: Iterable[str]) -> None:
         try:
-            await self._snapshot()
+            await self._snapshot(patterns)
         except BusError as error:
             _log.warning("who is there could not be read again, heartbeats will tell: %s", error)

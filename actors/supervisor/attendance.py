@@ -40,13 +40,19 @@ class Attendance:
         """`me`: the supervisor's own instance; `mine` says of (role, instance) whether this machine has that actor."""
         self._bus, self._publisher = bus, publisher
         self._me, self._mine = me, mine
-        self.roster = Roster(bus, on_beat=self._on_beat)
+        # The head looks at the whole run; a thousand others that heard everybody would be more than a bus carries.
+        self.roster = Roster(bus, on_beat=self._on_beat, named=me != INSTANCE)
         self._limit_s, self._period_s = config.heartbeat_limit_s, config.heartbeat_s
         self._ticked_at = -math.inf
         self._silence = Silence(config.heartbeat_s, config.heartbeat_limit_s)
         self._on_hung = on_hung
         self._last: dict[str, Heartbeat] = {}
         self._ready_pids: set[int] = set()
+
+    async def expect(self, role: str, instance: str) -> None:
+        """An actor of this machine is heard from now on."""
+        if self._me != INSTANCE:
+            await self.roster.listen_to(role, instance)
 
     def state(self, instance: str, pid: int) -> str:
         """The last state that process `pid` announced; "starting" before its first heartbeat."""

@@ -43,13 +43,17 @@ class Keeper:
 
     async def keep(self) -> None:
         """Returns when the actor has ended for good. Raises ActorFailedError when it cannot be kept running."""
-        while self.process is not None:
-            process = self.process
-            ended = await process.wait()
-            if self.finishing.is_set():
-                self._attendance.forget(self.instance)
-                return
-            await self._after(process, ended)
+        hearing = asyncio.create_task(self._attendance.expect(self.role, self.instance))
+        try:
+            while self.process is not None:
+                process = self.process
+                ended = await process.wait()
+                if self.finishing.is_set():
+                    self._attendance.forget(self.instance)
+                    return
+                await self._after(process, ended)
+        finally:
+            hearing.cancel()
 
     def kill_hung(self) -> None:
         if self.process is not None:

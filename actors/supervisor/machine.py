@@ -19,7 +19,7 @@ from typing import Any
 from physarum.actors.address import towards
 from physarum.actors.context import RunFolder
 from physarum.actors.model_maker import Reporter
-from physarum.actors.supervising import supervisor_on
+from physarum.actors.supervising import SUPERVISOR, supervisor_on
 from physarum.actors.supervisor import run_folder
 from physarum.actors.supervisor.announcing import announced, controlled
 from physarum.actors.supervisor.assembly import Membership
@@ -125,6 +125,7 @@ class MachineSupervisor:
             announced(bus, publisher, me, period_s, self._facts()),
             controlled(bus, me, verbs),
         ):
+            await part.attendance.expect(SUPERVISOR, me)
             await part.work(membership.over, {"lease": lease.keep}, self._on_started, _said)
 
     def _facts(self) -> Mapping[str, Any]:

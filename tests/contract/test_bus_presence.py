@@ -56,6 +56,26 @@ async def test_a_newcomer_sees_everybody_at_once(bus: Bus, publisher: Publisher,
         assert [member.instance for member in roster.members] == [f"e-{number:02}" for number in range(30)]
 
 
+async def test_a_roster_of_named_ones_hears_nobody_else(bus: Bus, publisher: Publisher) -> None:
+    """A machine's supervisor needs its own actors: a thousand of them that each heard all would be millions of messages."""
+    heard: list[str] = []
+    await announce(bus, publisher, beat("e-0", 1))
+    await announce(bus, publisher, beat("e-1", 1))
+    async with Roster(
+        bus, on_beat=lambda one: heard.append(f"{one.instance}:{one.sequence}"), named=True
+    ).open() as roster:
+        assert roster.members == []
+        await roster.listen_to("engine", "e-1")
+        await until(roster, "e-1")
+        await roster.listen_to("rollout", "r-0")
+        await announce(bus, publisher, beat("e-0", 2))
+        await announce(bus, publisher, beat("r-0", 1, role="rollout"))
+        await until(roster, "e-1", "r-0")
+        await announce(bus, publisher, beat("e-1", 2, GONE))
+        await until(roster, "r-0")
+    assert heard == ["e-1:1", "r-0:1", "e-1:2"]
+
+
 async def test_who_has_said_goodbye_is_not_in_a_newcomers_list(bus: Bus, publisher: Publisher) -> None:
     await announce(bus, publisher, beat("e-0", 1))
     await announce(bus, publisher, beat("e-0", 2, GONE))
