@@ -23,6 +23,7 @@ from physarum.actors.supervising import SUPERVISOR, supervisor_on
 from physarum.actors.supervisor import run_folder
 from physarum.actors.supervisor.announcing import announced, controlled
 from physarum.actors.supervisor.assembly import Membership
+from physarum.actors.supervisor.clocks import refuse_other_times
 from physarum.actors.supervisor.launcher import CommandFor, actor_command
 from physarum.actors.supervisor.leftovers import end_actors
 from physarum.actors.supervisor.machine_lease import MachineLease
@@ -93,6 +94,7 @@ class MachineSupervisor:
             await end_actors(self.folder, self._config.supervisor.drain_timeout_s)
             return
         await asyncio.to_thread(membership.refuse_unlike, head, self._address)
+        await refuse_other_times(bus)
         lease = MachineLease(bus, publisher, self._machine)
         async with lease.held():
             run_folder.write_endpoint(self.folder, self._endpoint)

@@ -30,6 +30,7 @@ from physarum.actors.supervisor import ending, run_folder
 from physarum.actors.supervisor.announcing import announced, background, controlled
 from physarum.actors.supervisor.assembly import Head
 from physarum.actors.supervisor.bus_keeper import BusKeeper
+from physarum.actors.supervisor.clocks import refuse_other_times
 from physarum.actors.supervisor.feed import MetricsFeed
 from physarum.actors.supervisor.launcher import CommandFor, actor_command
 from physarum.actors.supervisor.live import LiveRun, Observer
@@ -113,6 +114,8 @@ class Supervisor:
         publisher = await Publisher(bus).start()
         if self._config.bus.url is None:  # its store is locked
             return await self._lead(bus, publisher, {"keeper of the bus": partial(bus_keeper.keep, bus)}, bus_keeper)
+        if self._config.machines:
+            await refuse_other_times(bus)
         lease = MachineLease(bus, publisher, HEAD)
         async with lease.held():
             return await self._lead(bus, publisher, {"lease": lease.keep}, bus_keeper)
