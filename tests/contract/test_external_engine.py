@@ -142,7 +142,7 @@ async def test_one_that_reaches_the_store_alone_follows_what_is_mirrored(
             total_bytes=manifest.total_bytes, published_at=0.0,
         )  # fmt: skip
         await heads.put(head, states.MIRRORED, "policy")
-        await until(lambda: "the head names 00000000" in caplog.text)
+        await until(lambda: "the bus names 00000000" in caplog.text)
         assert "version" not in made.facts
         await heads.put(msgspec.structs.replace(head, manifest=manifest_digest(manifest)), states.MIRRORED, "policy")
         await until(lambda: made.facts.get("version") == manifest.label and made.state == "ready")
