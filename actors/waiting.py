@@ -1,4 +1,4 @@
-"""Waiting that ends when the actor is asked to drain. Every wait here is on events; none polls."""
+"""Waiting that ends when the actor is asked to drain, or who is waited for is gone. All of it is on events; none polls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 
 from physarum.actors.context import Context
 from physarum.bus.errors import BusRefusedError, BusUnreachableError
+from physarum.bus.presence import Roster
 from physarum.bus.register import Register
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,17 @@ async def unless_draining(context: Context, work: Coroutine[Any, Any, T], grace_
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def done_while(task: asyncio.Future[T], roster: Roster, holds: Callable[[], bool], look_s: float) -> bool:
+    """Whether `task` is done before `holds` ends: looked at when the roster changes, at the latest after `look_s`."""
+    while not task.done():
+        if not holds():
+            return False
+        change = asyncio.create_task(roster.wait_change(look_s))
+        await asyncio.wait({task, change}, return_when=asyncio.FIRST_COMPLETED)
+        change.cancel()
+    return True
 
 
 async def until(register: Register[R], satisfied: Callable[[R], bool], *key: str) -> R:

@@ -30,10 +30,4 @@ async def _asked(bus: Bus, clock: Callable[[], float]) -> Offset:
     before, began = clock(), time.monotonic()
     answer = await bus.api(f"STREAM.INFO.{names.stream(bus.run, 'presence')}")
     half_s = (time.monotonic() - began) / 2
-    return Offset(before + half_s - datetime.fromisoformat(_microseconds(answer["ts"])).timestamp(), half_s)
-
-
-def _microseconds(stamp: str) -> str:
-    """Of an RFC 3339 time with up to nine digits behind the second, as Go writes it."""
-    whole, _, rest = stamp.rstrip("Z").partition(".")
-    return f"{whole}.{rest[:6]:0<6}+00:00"
+    return Offset(before + half_s - datetime.fromisoformat(answer["ts"]).timestamp(), half_s)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from physarum.actors.context import Context
+from physarum.actors.waiting import done_while
 from physarum.bus.presence import Roster
 from physarum.bus.register import Register
 from physarum.bus.version import Version
@@ -144,20 +145,19 @@ class Broadcasting:
     async def _unless_left(self, sending: asyncio.Task[dict[str, Any]], engines: Roster) -> dict[str, Any]:
         """The agent's answer. Raises DeviceError when it fails, or when a member is no longer there: it would be waited for."""
         try:
-            while not sending.done():
-                left = [one for one in self._members if one not in members_of(engines)]
-                if left:
-                    await in_thread(self._agent.close)
-                    await asyncio.wait({sending})
-                    if sending.exception() is not None:
-                        raise DeviceError(f"{_names(left)} left while it was under way")
-                    break
-                change = asyncio.create_task(engines.wait_change(self._timeout_s))
-                await asyncio.wait({sending, change}, return_when=asyncio.FIRST_COMPLETED)
-                change.cancel()
+            if not await done_while(sending, engines, lambda: not self._left(engines), self._timeout_s):
+                left = self._left(engines)
+                await in_thread(self._agent.close)
+                await asyncio.wait({sending})
+                if sending.exception() is not None:
+                    raise DeviceError(f"{_names(left)} left while it was under way")
             return sending.result()
         finally:
             sending.cancel()
+
+    def _left(self, engines: Roster) -> list[tuple[str, float]]:
+        there = members_of(engines)
+        return [one for one in self._members if one not in there]
 
 
 def members_of(engines: Roster) -> Members:

@@ -18,6 +18,7 @@ import aiohttp
 from physarum.actors import states
 from physarum.actors.called import HookFailedError, called
 from physarum.actors.context import Context
+from physarum.actors.waiting import done_while
 from physarum.bus.errors import LeaseLostError, WrongSequenceError
 from physarum.bus.presence import Roster
 from physarum.bus.register import Register
@@ -267,13 +268,11 @@ async def _nobody(offer: Offer) -> None:
 async def _unless_moved(sending: asyncio.Task[Manifest], services: Roster, url: str) -> Manifest | None:
     """The manifest, or None as soon as the service announces itself elsewhere (it was started anew)."""
     try:
-        while not sending.done():
-            change = asyncio.create_task(services.wait_change(_ATTEMPT_S))
-            await asyncio.wait({sending, change}, return_when=asyncio.FIRST_COMPLETED)
-            change.cancel()
-            if not sending.done() and all(beat.facts.get("url") != url for beat in services.members):
-                _log.warning("the checkpoint service at %s is gone; looking for it again", url)
-                return None
+        if not await done_while(
+            sending, services, lambda: any(beat.facts.get("url") == url for beat in services.members), _ATTEMPT_S
+        ):
+            _log.warning("the checkpoint service at %s is gone; looking for it again", url)
+            return None
         return sending.result()
     finally:
         sending.cancel()

@@ -49,9 +49,8 @@ async def test_the_store_is_asked_where_no_service_answers(tmp_path: Path, caplo
         assert "is looked for in file://" in caplog.text
         with pytest.raises(BucketUnfitError, match=r"has policy@1.1 with a manifest of digest .*, the bus names abc"):
             await one.manifest(Wanted("policy@1.1", "abc"), [])
-        with pytest.raises(
-            BucketUnfitError, match="the bus names none"
-        ):  # of what passed before a canary's trial said so
+        # Of what passed before a canary's trial said with which manifest.
+        with pytest.raises(BucketUnfitError, match="the bus names none"):
             await one.manifest(Wanted("policy@1.1", ""), [])
         with pytest.raises(ObjectAbsentError):
             await one.manifest(Wanted("policy@1.2", "abc"), [])
