@@ -21,7 +21,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -62,8 +62,6 @@ from physarum.configs.suggest import nearest
 
 logger = logging.getLogger(__name__)
 
-# SGLang closes idle connections after 5 s (SGLANG_TIMEOUT_KEEP_ALIVE); ours must be gone before, or a request races it.
-KEEPALIVE_TIMEOUT_S: Final = 3.0
 _SESSION: Final = "X-SMG-Routing-Key"
 """By which an sglang-router of policy `manual` keeps a session on its engine."""
 _FAILED: Final = (
@@ -88,12 +86,6 @@ def _arrived(error: Exception) -> bool:
     """Whether the request that failed so reached an engine; of a pair, the half that failed."""
     cause = error.cause if isinstance(error, PrefillError) else None
     return not isinstance(cause or error, aiohttp.ClientConnectorError)
-
-
-def open_session(middlewares: Sequence[aiohttp.ClientMiddlewareType] = ()) -> aiohttp.ClientSession:
-    """A session for many concurrent requests: no connection limit (slots bound them), short keep-alive."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S)
-    return aiohttp.ClientSession(connector=connector, middlewares=middlewares)
 
 
 def version_at_submission(ref: EngineRef, label: str, submitted_at: float, answered_at: float) -> str:

@@ -39,6 +39,7 @@ from physarum.actors.policy_engines import recording
 from physarum.actors.runtime import Actor
 from physarum.actors.served_model import served_model
 from physarum.actors.waiting import unless_draining
+from physarum.agents.connections import open_session
 from physarum.bus.presence import Roster
 from physarum.configs.engine import EngineConfig
 from physarum.configs.sampling import parameters
@@ -59,7 +60,7 @@ class EngineActor(Actor):
         self.facts = {"group": self._group, **({"role": self._role} if self._role != "regular" else {})}
         self._following: Following | None = None
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(aiohttp.ClientSession())
+            session = await stack.enter_async_context(open_session())
             process = await self._start(stack, session)
             if self._role == ENCODER:
                 await self._encode(process)

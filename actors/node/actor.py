@@ -33,6 +33,7 @@ from physarum.actors.errors import ActorError, UnrecoverableError
 from physarum.actors.policy_engines import recording
 from physarum.actors.runtime import Actor
 from physarum.actors.served_model import served_model
+from physarum.agents.connections import open_session
 from physarum.bus.presence import Roster
 from physarum.configs.engine import EngineConfig
 
@@ -54,7 +55,7 @@ class NodeActor(Actor):
         changed = asyncio.Event()
         self._changed = changed
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(aiohttp.ClientSession())
+            session = await stack.enter_async_context(open_session())
             self._engines = await stack.enter_async_context(Roster(self.bus, "engine", on_change=changed.set).open())
             draining = asyncio.create_task(self.context.draining.wait(), name="draining")
             working = asyncio.create_task(self._work(session), name="attempts")

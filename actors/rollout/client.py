@@ -14,7 +14,8 @@ from physarum.actors.policies import named
 from physarum.actors.policy_engines import evaluation_group, policy_group
 from physarum.actors.rollout.choices import engine_choices
 from physarum.actors.rollout.router import DEMAND, PresenceRouter
-from physarum.agents.client import EngineClient, open_session
+from physarum.agents.client import EngineClient
+from physarum.agents.connections import open_session
 from physarum.agents.engine_key import keyed
 from physarum.agents.fleet.breaker import BreakerPolicy
 from physarum.agents.fleet.choice import ChoiceRules

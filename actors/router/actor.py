@@ -26,6 +26,7 @@ from physarum.actors.router.process import start_router
 from physarum.actors.router.workers import Workers
 from physarum.actors.runtime import Actor
 from physarum.actors.waiting import unless_draining
+from physarum.agents.connections import open_session
 from physarum.bus.presence import Roster
 
 _RETRY_S: Final = 2.0
@@ -45,7 +46,7 @@ class RouterActor(Actor):
         group = group_of(self.context.identity.instance)
         changed = asyncio.Event()
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(aiohttp.ClientSession())
+            session = await stack.enter_async_context(open_session())
             engines = await stack.enter_async_context(Roster(self.bus, "engine", on_change=changed.set).open())
             process = await self._started(group, stack, session)
             self.facts = {"group": group, "url": process.url, "router_pid": process.pid}

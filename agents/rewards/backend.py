@@ -24,6 +24,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
+from physarum.agents.connections import open_session
 from physarum.agents.engine_key import engine_key
 from physarum.agents.retries import Retries, RetryPolicy
 from physarum.agents.rewards.errors import BackendRefusedError, BackendReplyError, BackendUnavailableError
@@ -149,7 +150,7 @@ class Backend:
 
     async def _sent(self, url: str, body: bytes, timeout_s: float) -> Any:
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._session = open_session()
         headers = {"Content-Type": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"

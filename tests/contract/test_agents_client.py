@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from physarum.agents.client import EngineClient, open_session
+from physarum.agents.client import EngineClient
+from physarum.agents.connections import open_session
 from physarum.agents.errors import (
     EngineRefusedError,
     EngineReplyError,

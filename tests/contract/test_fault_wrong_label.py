@@ -19,7 +19,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from physarum.agents.client import EngineClient, open_session
+from physarum.agents.client import EngineClient
+from physarum.agents.connections import open_session
 from physarum.agents.fleet.choice import Wanted
 from physarum.agents.protocols import Generation
 from physarum.agents.retries import RetryPolicy

@@ -15,7 +15,8 @@ from engine_requests import PROMPT, TOKENS, prompt
 
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.process import EngineProcess
-from physarum.agents.client import EngineClient, open_session
+from physarum.agents.client import EngineClient
+from physarum.agents.connections import open_session
 from physarum.agents.fleet.choice import Wanted
 from physarum.agents.protocols import Generation
 from physarum.agents.routing import EngineRef

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from engine_fixture import START_TIMEOUT_S, engine_path, engine_python, tiny_model
@@ -26,6 +25,7 @@ from physarum.actors.engine.control import EngineControl  # noqa: E402
 from physarum.actors.engine.environment import engine_environment  # noqa: E402
 from physarum.actors.engine.process import EngineProcess, EngineSpec  # noqa: E402
 from physarum.actors.engine.readiness import until_healthy  # noqa: E402
+from physarum.agents.connections import open_session  # noqa: E402
 from physarum.bus.version import Version  # noqa: E402
 from physarum.configs.sglang_arguments import WAITS_FOR_WEIGHTS  # noqa: E402
 from physarum.weightsync.area import SharedArea  # noqa: E402
@@ -95,7 +95,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     process = await EngineProcess.start(spec)
     agent = DeviceAgent(python, environment, tmp_path / "agent.log", LIMIT_S)
     try:
-        async with aiohttp.ClientSession() as session:
+        async with open_session() as session:
             await process.wait_healthy(session, START_TIMEOUT_S, empty=True)
             control = EngineControl(process.url, session, update_timeout_s=LIMIT_S)
             area = SharedArea(tmp_path / "area")

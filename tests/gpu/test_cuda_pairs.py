@@ -26,6 +26,7 @@ from physarum.actors.engine.environment import detect_device
 from physarum.actors.engine.handing_over import hand_over
 from physarum.actors.engine.process import EngineProcess, EngineSpec
 from physarum.agents.asking import ask_pair
+from physarum.agents.connections import open_session
 from physarum.agents.engine_wire import Reply, build_request
 from physarum.agents.pairs import MovedError, Prefill, PrefillError, room_at
 from physarum.agents.routing import EngineRef
@@ -89,7 +90,7 @@ async def servers(folder: Path) -> AsyncIterator[Servers]:
         pytest.skip("no mooncake-transfer-engine in the engine's Python")
     async with contextlib.AsyncExitStack() as stack:
         processes: list[EngineProcess] = []
-        session = await stack.enter_async_context(aiohttp.ClientSession())
+        session = await stack.enter_async_context(open_session())
         roles: tuple[ServerRole, ...] = ("prefill", "decode")
         for role in roles:
             arguments: dict[str, Any] = {

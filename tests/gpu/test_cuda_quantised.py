@@ -30,6 +30,7 @@ from physarum.actors.engine.control import EngineControl  # noqa: E402
 from physarum.actors.engine.delivery import transport_for  # noqa: E402
 from physarum.actors.engine.process import EngineProcess, EngineSpec  # noqa: E402
 from physarum.actors.trainer.hf_folder import write_hf_folder  # noqa: E402
+from physarum.agents.connections import open_session  # noqa: E402
 from physarum.bus.version import Version  # noqa: E402
 from physarum.configs.engine import EngineConfig  # noqa: E402
 from physarum.weightsync.area import SharedArea  # noqa: E402
@@ -98,7 +99,7 @@ class Rig:
         """Mean distance of the engine's log-probabilities to those of `seed`."""
         control = EngineControl(self.process.url, self.session, update_timeout_s=LIMIT_S)
         found = torch.tensor(await control.prompt_logprobs(TOKENS, LIMIT_S))
-        return float((found - self.reference(seed)).abs().mean())
+        return float((found - await asyncio.to_thread(self.reference, seed)).abs().mean())
 
     def version(self, number: int, seed: int, area: SharedArea) -> Manifest:
         stored = {name: tensor.cuda() for name, tensor in self.stored(seed).items()}
@@ -131,7 +132,7 @@ def _published(model: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def serving(form: str, folder: Path) -> AsyncIterator[Rig]:
     make, quantisation = FORMS[form]
-    async with aiohttp.ClientSession() as session:
+    async with open_session() as session:
         rig = Rig(None, session, quantisation, make, folder)  # type: ignore[arg-type]
         plain, quantised = folder / "plain", folder / "quantised"
         rig.model(0).save_pretrained(plain)
@@ -161,7 +162,8 @@ async def test_a_quantised_engine_serves_each_version_in_its_form(tmp_path: Path
 
 async def _check(form: str, tmp_path: Path, area: SharedArea) -> None:
     async with serving(form, tmp_path) as rig:
-        apart = float((rig.reference(0) - rig.reference(1)).abs().mean())
+        first, second = [await asyncio.to_thread(rig.reference, seed) for seed in (0, 1)]
+        apart = float((first - second).abs().mean())
         seen = {"start": await rig.difference(0)}
         number = 0
         for name in ("disk", "ipc"):

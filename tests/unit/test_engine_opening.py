@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from physarum.actors import address
 from physarum.actors.engine.opening import key_file, write_key
-from physarum.agents.client import open_session
+from physarum.agents.connections import open_session
 from physarum.agents.engine_key import bearer, engine_key, keyed
 
 
