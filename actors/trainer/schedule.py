@@ -19,6 +19,7 @@ from torch import Tensor
 
 from physarum.actors.trainer.megatron.distributed import Parallel
 from physarum.actors.trainer.megatron.exchange import from_stage
+from physarum.actors.trainer.megatron.graphs import drop_graphs
 from physarum.actors.trainer.megatron.microbatch import MicrobatchTensors
 from physarum.actors.trainer.megatron.model import Model
 from physarum.actors.trainer.objective import MAXIMUM
@@ -86,16 +87,20 @@ def _run(
     forward_only: bool,
 ) -> list[tuple[Tensor, Tensor]]:
     """What the second part of each `step` gave, on the last stage; without backward it is not taken for a loss."""
-    found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=iter(microbatches),
-        model=[model.ddp],
-        num_microbatches=len(microbatches),
-        seq_length=tokens_per_microbatch,
-        micro_batch_size=1,
-        forward_only=forward_only,
-        collect_non_loss_data=forward_only,
-    )
+    try:
+        found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iter(microbatches),
+            model=[model.ddp],
+            num_microbatches=len(microbatches),
+            seq_length=tokens_per_microbatch,
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+    finally:
+        if not forward_only:
+            drop_graphs(model.module)
     return found
 
 
