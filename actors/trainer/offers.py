@@ -57,7 +57,7 @@ class Offers:
         self._flat: FlatBuffer | None = None
         self._quantisation: Quantisation | None = None
         self._stalled_s = 0.0
-        self._owed = False
+        self._due: Version | None = None
         policy = self._config.policy
         self._filling = f"trainer+{policy}+" if policy else _FILLING
 
@@ -94,22 +94,21 @@ class Offers:
             return
         if final or self._config.trainer.ordered:
             await self._publication.drained(_PUBLISH_TIMEOUT_S)
+        self._due = version
         if self._publication.last == version:
             return
         if not self._publication.idle:
             self._publication.debt += 1
-            self._owed = True
             return
-        self._owed = False
         await self._offer(version, final)
         if final:
             await self._publication.drained(_PUBLISH_TIMEOUT_S)
             self._publication.check_published(version)
 
     async def settle(self, version: Version) -> None:
-        """Offers the weights, which are `version`, if those of some step since the last offer should have been and were not:
+        """Offers the weights, which are `version`, if the last ones that were due are not published:
         where all that comes is over age no step ever makes others, and engines would never get what brings them within it."""
-        if self._publication.idle and (self._owed or self._publication.passed_over):
+        if self._publication.idle and self._due is not None and self._due != self._publication.last:
             await self.make(version)
 
     async def _offer(self, version: Version, final: bool) -> None:
@@ -122,7 +121,6 @@ class Offers:
                 raise
             _log.error("%s is not published: %s", version, error)
             self._publication.debt += 1
-            self._owed = True
             self._publication.ask_again()
             return
         except (QuantisationError, WeightsNotQuantised) as error:

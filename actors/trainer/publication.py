@@ -77,8 +77,6 @@ class Publication:
         self.last: Version | None = None
         self._obstacle = "no checkpoint actor has announced itself"
         self._under_way: dict[str, float] = {}
-        self.passed_over = False
-        """Whether there was no room for the last offer."""
         self.when_idle: Callable[[], None] = lambda: None
         """Called when another offer would be taken up and may be due; in a while after one that was passed over."""
 
@@ -137,18 +135,18 @@ class Publication:
                 await self._offered.wait()
                 self._offered.clear()
                 offer, self._offer = self._offer, None
-                if offer is not None:
-                    sending = asyncio.create_task(broadcast(offer), name=f"broadcast {offer.version}")
-                    try:
-                        self.passed_over = not await self._take_up(offer, session, services, heads)
-                        await sending
-                    finally:
-                        sending.cancel()
+                assert offer is not None
+                sending = asyncio.create_task(broadcast(offer), name=f"broadcast {offer.version}")
+                try:
+                    taken = await self._take_up(offer, session, services, heads)
+                    await sending
+                finally:
+                    sending.cancel()
                 self._idle.set()
-                if self.passed_over:
-                    self.ask_again()
-                else:
+                if taken:
                     self.when_idle()
+                else:
+                    self.ask_again()
 
     async def _broadcasts(self, stack: AsyncExitStack) -> Callable[[Offer], Coroutine[None, None, None]]:
         """What sends an offer to the engines that take part; nothing where none can."""

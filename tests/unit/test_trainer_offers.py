@@ -40,7 +40,7 @@ class Publishing:
     """What Offers sees of a publication."""
 
     def __init__(self) -> None:
-        self.idle, self.passed_over, self.debt, self.again = True, False, 0, 0
+        self.idle, self.debt, self.again = True, 0, 0
         self.last: Version | None = None
         self.offered: list[Version] = []
 
@@ -96,6 +96,6 @@ async def test_weights_for_which_there_was_no_room_are_offered_again_in_a_while(
     offers._actor.torch.run = roomy
     await offers.settle(Version("policy", 1, 1))
     assert publishing.offered == [Version("policy", 1, 1)]
-    publishing.idle, publishing.passed_over = True, True
+    publishing.idle = True
     await offers.settle(Version("policy", 1, 1))
     assert len(publishing.offered) == 2, "there was none on its way to the host either"
