@@ -36,6 +36,7 @@ from physarum.weightsync.errors import (
     ChunkAlteredError,
     ChunkMissingError,
     ObjectAbsentError,
+    ServiceUnreachableError,
     StaleVersionError,
     UpdateRefusedError,
 )
@@ -186,7 +187,73 @@ def test_damage_in_the_store_is_named_and_leaves_what_is_there(url: str, place: 
     with pytest.raises(expected, match="is not there" if damage == "missing" else "remove it there"):
         pull(mirror(url), place)
     assert_is(place, 1)
-    assert [path.name for path in place.iterdir() if path.is_dir() and not path.is_symlink()] == ["policy@1.1"]
+    folders = {path.name for path in place.iterdir() if path.is_dir() and not path.is_symlink()}
+    assert folders == {"policy@1.1", ".partial-policy@1.2"}, "what was brought is taken up when the store is mended"
+    if damage == "file altered":
+        bucket.remove(record.files[0].key)
+    put(url, 3)
+    pulled = pull(mirror(url), place, keep=1)
+    assert_is(place, 3)
+    assert (pulled.fetched_bytes, pulled.reused_bytes) == (72 * 4, 1_600_000)
+    assert {path.name for path in place.iterdir() if path.is_dir() and not path.is_symlink()} == {"policy@1.3"}
+
+
+def _failing_from(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """The store answers for one object no more."""
+    get = Bucket.get
+
+    def failing(bucket: Bucket, wanted: str) -> bytes:
+        if wanted == key:
+            raise BucketError(f"{wanted}: connection reset")
+        return get(bucket, wanted)
+
+    monkeypatch.setattr(Bucket, "get", failing)
+    monkeypatch.setattr(pulling, "AGAIN_S", ())
+
+
+@pytest.mark.parametrize("then", ["as it was", "bytes altered", "another size"])
+def test_what_an_attempt_that_failed_had_brought_is_not_read_again(
+    url: str, place: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Hundreds of gigabytes began at nothing each time that a store was away for some seconds."""
+    put(url, 1)
+    large, small = sorted(read_record(Bucket(url), Version("policy", 1, 1), None).objects, key=lambda one: -one.size)
+    with monkeypatch.context() as patched:
+        _failing_from(patched, small.key)
+        with pytest.raises(ServiceUnreachableError, match="connection reset"):
+            pull(mirror(url), place)
+    assert current(place) is None
+    partial = place / ".partial-policy@1.1" / "model.safetensors"
+    if then == "bytes altered":
+        with partial.open("r+b") as file:
+            file.seek(-1000, 2)
+            file.write(b"x")
+    elif then == "another size":
+        with partial.open("ab") as file:
+            file.write(b"x")
+    pulled = pull(mirror(url), place)
+    assert_is(place, 1)
+    again = 0 if then == "as it was" else large.size
+    assert (pulled.fetched_bytes, pulled.reused_bytes) == (small.size + again, large.size - again)
+    assert not list(place.glob(".partial-*"))
+
+
+def test_nothing_is_taken_up_in_a_file_that_a_server_may_have_open(
+    url: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old version that was on its way out when its process was killed is no attempt that failed."""
+    put(url, 1)
+    pull(mirror(url), place)
+    opened = (place / CURRENT / "model.safetensors").open("rb")
+    put(url, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda path, ignore_errors: None)  # as if killed before
+        pull(mirror(url), place, keep=1)
+    put(url, 3)
+    pull(mirror(url), place, keep=1)
+    shutil.copyfile(f"/proc/self/fd/{opened.fileno()}", place / "kept.safetensors")
+    opened.close()
+    assert torch.equal(load_file(place / "kept.safetensors")["a"], tensors(1)["a"])
 
 
 @pytest.mark.parametrize("answer", ["none", "half"])

@@ -4,7 +4,8 @@
     FOLDER/current -> LABEL                             replaced in one step, forward only
 
 Invariant: what `current` names is whole, and every byte of it was verified; no file that a server may have open is written to.
-Chunks that the newest older version here has are copied, all others are read from the store.
+Chunks that the newest older version here has are copied, all others are read from the store. What an attempt that failed, or
+was killed, had brought stays in FOLDER/.partial-LABEL, and the next one takes it up, of whichever version it was.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from physarum.bus.version import Version, is_withdrawn
 from physarum.weightsync.area import Filling
 from physarum.weightsync.chunk_reader import Base, Difference
 from physarum.weightsync.chunk_threads import ChunkQueue, ChunkThread, FillWork
+from physarum.weightsync.digest import algorithm_of, digest_of
 from physarum.weightsync.durable import sync_folder
 from physarum.weightsync.errors import (
     BucketUnfitError,
@@ -48,12 +50,15 @@ from physarum.weightsync.mappings import forget_deleted, memory_of
 from physarum.weightsync.mirror.reading import Mirror, MirrorHolder, MirrorReader, read_object
 from physarum.weightsync.mirror.record import Record
 from physarum.weightsync.pace import Pace
+from physarum.weightsync.parallel import spread
 
 _log = logging.getLogger(__name__)
 
 CURRENT: Final = "current"
 _MARK: Final = ".physarum-version"
-_ASIDE: Final = ".pulling-"
+_PARTIAL: Final = ".partial-"
+_LEAVING: Final = ".leaving-"
+"""Versions on their way out: a server may have their files open, so nothing is taken up from there."""
 _LOCK: Final = ".pulling"
 THREADS: Final = 16
 """Requests under way at once."""
@@ -62,7 +67,8 @@ AGAIN_S: Final = (0.5, 1.0, 2.0)
 
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True):
-    """`label` is in `folder`, and current; `new`: it was not before. Bytes came from the store, or from an older one here."""
+    """`label` is in `folder`, and current; `new`: it was not before. Bytes came from the store, or were here: in an older
+    version, or from an attempt that did not come to its end."""
 
     label: str
     folder: str
@@ -144,11 +150,10 @@ def _in_time(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple
 
 
 def _bring(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[int, int]:
-    """The version, whole, under its name; bytes read from the store, and copied here. Raises as `pull`."""
-    aside = place / f"{_ASIDE}{target.name}"
-    _clear(place)
+    """The version, whole, under its name; bytes read from the store, and found here. Raises as `pull`."""
+    aside = place / f"{_PARTIAL}{target.name}"
     try:
-        aside.mkdir()
+        _take_up(place, aside)
         for file in record.files:
             _write(aside / file.name, read_object(mirror.objects, file))
         counts = _fill(aside / FILE_NAME, record, mirror, place)
@@ -157,10 +162,24 @@ def _bring(mirror: Mirror, record: Record, place: Path, target: Path) -> tuple[i
         aside.rename(target)
         sync_folder(place)
         return counts
-    except OSError as error:
-        raise NoRoomError(f"{error.filename or aside} cannot be written: {error.strerror or error}") from error
-    finally:
+    except NoRoomError:
         shutil.rmtree(aside, ignore_errors=True)
+        raise
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise NoRoomError(f"{error.filename or aside} cannot be written: {error.strerror or error}") from error
+
+
+def _take_up(place: Path, aside: Path) -> None:
+    """`aside` holds what the last attempt brought of the weights, if any, and nothing else; of others nothing is left."""
+    left = sorted(place.glob(f"{_PARTIAL}*"), key=lambda path: (path == aside, path.stat().st_mtime))
+    if left and left[-1] != aside:
+        left[-1].rename(aside)
+    aside.mkdir(exist_ok=True)
+    for path in aside.iterdir():
+        if path.name != FILE_NAME:
+            path.unlink()
+    _clear(place, but=aside)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -171,23 +190,44 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _fill(path: Path, record: Record, mirror: Mirror, place: Path) -> tuple[int, int]:
-    """Bytes read from the store, and copied from the newest older version here."""
-    manifest = record.manifest
+    """Bytes read from the store, and found in `path` or in the newest older version here."""
+    manifest, sizes = record.manifest, record.manifest.sizes()
     layout = lay_out({one.name: Form(one.dtype, one.shape) for one in manifest.tensors}, manifest.label)
     with ExitStack() as stack:
-        filling = Filling(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644))
+        filling = Filling(path, _opened(path, layout.size_bytes))
         stack.callback(filling.close)
         filling.reserve(layout.size_bytes)
         filling.write(layout.header, 0)
         memory = memoryview(memory_of(filling.descriptor, writable=True))
         base, known = _base(place, stack)
         places = places_in(manifest, layout)
+        here = _brought(memory, places, sizes) if filling.old_bytes else set()
         work = FillWork(filling, memory, places, base, known, {}, lambda digest, came_as: None)
         holder = MirrorHolder(mirror, manifest, record)
         made = [ChunkThread(work, [_Patient(holder.reader())], Pace("never")) for _ in range(THREADS)]
-        _run(made, ChunkQueue(manifest.sizes(), shuffled=False))
+        missing = {digest: size for digest, size in sizes.items() if digest not in here}
+        _run(made, ChunkQueue(missing, shuffled=False))
         os.fsync(filling.descriptor)
-    return sum(one.fetched for one in made), sum(one.reused for one in made)
+    found = sum(sizes[digest] for digest in here)
+    return sum(one.fetched for one in made), sum(one.reused for one in made) + found
+
+
+def _opened(path: Path, size_bytes: int) -> int:
+    """To be filled; what is there of another size is of another model."""
+    if path.exists() and path.stat().st_size != size_bytes:
+        path.unlink()
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _brought(memory: memoryview, places: Mapping[str, Sequence[int]], sizes: Mapping[str, int]) -> set[str]:
+    """The chunks that stand undamaged in all their places."""
+
+    def stands(digest: str) -> bool:
+        parts = (memory[offset : offset + sizes[digest]] for offset in places[digest])
+        return all(digest_of(part, algorithm_of(digest)) == digest for part in parts)
+
+    digests = list(sizes)
+    return {digest for digest, is_here in zip(digests, spread(stands, digests), strict=True) if is_here}
 
 
 class _Patient:
@@ -246,14 +286,15 @@ def _retain(place: Path, keep: int) -> None:
     for version in _versions(place)[:-keep]:
         if version != current(place):
             with suppress(OSError):  # it stays, and goes with the next version
-                (place / str(version)).rename(place / f"{_ASIDE}{version}")
+                (place / str(version)).rename(place / f"{_LEAVING}{version}")
     _clear(place)
 
 
-def _clear(place: Path) -> None:
-    """What was on its way here, or away, when a pull was killed."""
-    for left in place.glob(f"{_ASIDE}*"):
-        shutil.rmtree(left, ignore_errors=True)
+def _clear(place: Path, but: Path | None = None) -> None:
+    """What was on its way here, or out, when a pull ended early."""
+    for left in (*place.glob(f"{_PARTIAL}*"), *place.glob(f"{_LEAVING}*")):
+        if left != but:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _versions(place: Path) -> list[Version]:
