@@ -179,7 +179,26 @@ class Context:
         self.draining = asyncio.Event()
         self.paused = False
         self.resumed = asyncio.Event()
+        """Set while it is not paused, and for good once it drains: who waits for it goes on."""
         self.resumed.set()
+        self.halted = asyncio.Event()
+        """Set while nothing new may be begun: it is paused, or drains."""
+
+    def pause(self) -> None:
+        self.paused = True
+        self.resumed.clear()
+        self.halted.set()
+
+    def resume(self) -> None:
+        self.paused = False
+        self.resumed.set()
+        if not self.draining.is_set():
+            self.halted.clear()
+
+    def drain(self) -> None:
+        self.draining.set()
+        self.resumed.set()
+        self.halted.set()
 
     @property
     def policy(self) -> str:

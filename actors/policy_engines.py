@@ -12,6 +12,8 @@ from physarum.configs.root import RootConfig
 READY: Final = "ready"
 HANDING_OVER: Final = "handing over"
 """A half of a pair, while it takes a version: it takes no requests."""
+ON_TRIAL: Final = "canary"
+"""It tries a version before the others take it: it takes no requests meanwhile."""
 _DEFAULT_GROUP: Final = "policy"
 
 

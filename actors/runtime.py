@@ -131,8 +131,7 @@ class Runtime:
 
     def drain(self) -> None:
         self._actor.become("draining")
-        self._context.draining.set()
-        self._context.resumed.set()
+        self._context.drain()
 
     def stop(self) -> None:
         if self._work is not None:
@@ -145,14 +144,12 @@ class Runtime:
         async def pause(body: dict[str, Any]) -> dict[str, Any]:
             if not self._context.paused:
                 self._actor.behind_pause = self._actor.state
-            self._context.resumed.clear()
-            self._context.paused = True
+            self._context.pause()
             self._actor.become(PAUSED)
             return self._status()
 
         async def resume(body: dict[str, Any]) -> dict[str, Any]:
-            self._context.paused = False
-            self._context.resumed.set()
+            self._context.resume()
             self._actor.become(self._actor.behind_pause)
             return self._status()
 

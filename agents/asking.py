@@ -44,16 +44,17 @@ async def post_streamed(
     session: aiohttp.ClientSession,
     base: str,
     request: bytes,
-    timeout_s: float,
+    silence_s: float,
+    limit_s: float,
     received: Received,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Fills `received` until its last chunk; what it holds when this raises was made all the same. `timeout_s`: of the whole
-    answer. A server that does not stream is taken at its one body.
+    """Fills `received` until its last chunk; what it holds when this raises was made all the same. `silence_s`: for how long
+    nothing may come; `limit_s`: of the whole answer. A server that does not stream is taken at its one body.
 
     Raises what `post` does, EngineReplyError for what is no chunk, and BrokenOffError for an end before the last one.
     """
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=silence_s, sock_read=silence_s)
     url, sent = f"{base.rstrip('/')}/generate", {**_JSON, **(headers or {})}
     async with session.post(url, data=request, headers=sent, timeout=timeout, allow_redirects=False) as response:
         if response.status != HTTPStatus.OK:

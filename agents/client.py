@@ -289,11 +289,10 @@ class EngineClient:
         rid = f"{self._rid_prefix}{uuid.uuid4().hex}"
         chunk = None if ref.prefill is not None or not held.continuable else self._stream_tokens
         received = None if chunk is None else Received(ref.url, ref.version)
-        request = self._request(ref, held, prompt, rid, chunk)
-        self.on_sent()
         try:
-            timeout_s, routed_from = retries.request_timeout_s, held.next_routed()
-            reply = await self._ask(ref, request, rid, len(prompt), timeout_s, routed_from, received)
+            request = self._request(ref, held, prompt, rid, chunk)
+            self.on_sent()
+            reply = await self._ask(ref, request, rid, len(prompt), retries, held.next_routed(), received)
             self._check_pin(reply, ref)
             self._router.served(ref, len(reply.token_ids))
             self._affinity.engine = ref.home
@@ -356,13 +355,13 @@ class EngineClient:
         request: bytes,
         rid: str,
         length: int,
-        timeout_s: float,
+        retries: Retries,
         routed_from: int,
         received: Received | None,
     ) -> Reply:
         """Of one engine, or of a pair. `length`: of the prompt; `routed_from`: the first input whose experts are wanted;
         `received`: where the chunks of a streamed answer are kept."""
-        submitted_at, capture = time.time(), self._choices.capture
+        submitted_at, capture, timeout_s = time.time(), self._choices.capture, retries.request_timeout_s
 
         def oldest(label: str) -> str:
             return self._oldest_version(ref, label, submitted_at, time.time())
@@ -374,7 +373,9 @@ class EngineClient:
                     self._session, ref, request, length, timeout_s, lambda: self._router.prefilled(ref)
                 )
             if received is not None:
-                await post_streamed(self._session, ref.url, request, timeout_s, received, headers)
+                await post_streamed(
+                    self._session, ref.url, request, timeout_s, retries.answer_limit_s, received, headers
+                )
                 return received.reply(length, oldest, capture, routed_from)
             body = await post(self._session, ref.url, request, timeout_s, headers)
         return parse_reply(body, ref.url, length, oldest, capture, routed_from)

@@ -63,6 +63,11 @@ class Retries:
         """For the next HTTP request: never beyond the deadline."""
         return max(_SHORTEST_TIMEOUT_S, min(self._policy.request_timeout_s, self.remaining_s))
 
+    @property
+    def answer_limit_s(self) -> float:
+        """For an answer that keeps coming."""
+        return max(_SHORTEST_TIMEOUT_S, self.remaining_s)
+
     def failed(self, error: Exception) -> None:
         self.failures += 1
         self.last = error

@@ -43,6 +43,8 @@ class RolloutConfig(Section):
     episode_tokens: Count | None = None
     """What the requests of an episode may generate in all; then they end as one does at its length. Null: no limit."""
     request_timeout_s: Seconds = 120.0
+    """An engine's answer may take this long, or with `stream_tokens` be silent this long; then it is asked for anew. Longer
+    than the longest answer takes: of one that came in one piece nothing is kept."""
     stream_tokens: Count | None = None
     """Engines answer in chunks of so many tokens, and what they sent before they died is kept. Null: in one piece."""
     room_timeout_s: Seconds = 3600.0

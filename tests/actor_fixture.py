@@ -62,8 +62,7 @@ async def running(actor: Actor) -> AsyncIterator[asyncio.Task[None]]:
     work.add_done_callback(ended)
     try:
         yield work
-        actor.context.draining.set()
-        actor.context.resumed.set()
+        actor.context.drain()
         async with asyncio.timeout(DEADLINE_S):
             await work
     finally:

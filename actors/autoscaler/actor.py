@@ -16,7 +16,7 @@ from physarum.actors import scaling, states
 from physarum.actors.autoscaler import signals
 from physarum.actors.autoscaler.policy import Policy, Signal
 from physarum.actors.leadership import leading
-from physarum.actors.policy_engines import HANDING_OVER, READY, evaluation_group, policy_group
+from physarum.actors.policy_engines import HANDING_OVER, ON_TRIAL, READY, evaluation_group, policy_group
 from physarum.actors.runtime import Actor
 from physarum.actors.tools.errors import RunUnfitError
 from physarum.actors.waiting import unless_draining
@@ -72,7 +72,9 @@ class AutoscalerActor(Actor):
             states_of = [beat.state for beat in beats if beat.instance.rpartition("-")[0] == name]
             if HANDING_OVER in states_of:
                 continue  # pairs take a version, for a second: what was seen before goes on to last
-            ready = states_of.count(READY)
+            ready = states_of.count(READY) + states_of.count(
+                ON_TRIAL
+            )  # which is over soon, and no change of the group's
             size = policy.decide(signal[name], len(now[name]), ready, time.monotonic())
             self.numbers[f"{name}_wanted"] = size
             if size != len(now[name]):

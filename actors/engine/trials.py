@@ -15,6 +15,7 @@ from physarum.actors import states
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.errors import EngineError, NothingPassedError
 from physarum.actors.engine.gate import Probe, refusal
+from physarum.actors.policy_engines import ON_TRIAL
 from physarum.actors.waiting import unless_draining
 from physarum.bus.errors import BusError
 from physarum.bus.register import Register
@@ -112,11 +113,11 @@ class Trials:
             raise UpdateRefusedError(f"{label} is not loaded any more: the engine is left as it is")
         if is_canary:
             self.judging, self._state_before = True, self._actor.own_state
-            self._actor.become("canary")
+            self._actor.become(ON_TRIAL)
 
     def stand_down(self) -> None:
         """The update was not done: the engine serves what it served, if it answered before."""
-        if self.judging and self._actor.own_state == "canary":
+        if self.judging and self._actor.own_state == ON_TRIAL:
             self._actor.become(self._state_before)
         self.judging = False
 

@@ -19,6 +19,7 @@ from typing import ClassVar, Final
 from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, HookFailedError
+from physarum.actors.leasing import lease
 from physarum.actors.reward.errors import HookTimeoutError
 from physarum.actors.reward.family import lists_children
 from physarum.actors.reward.grouped import GroupWork
@@ -41,8 +42,6 @@ _QUEUES: Final[dict[str, ExecutionStream]] = {"episodes_train": "samples", "epis
 _TRAINING: Final = "episodes_train"
 _PASSING: Final = 64
 """Executions under way at once when no hook is configured."""
-_DRAIN_GRACE_S: Final = 0.2
-"""A fetch that is receiving leases when draining begins ends within this; one that waits is cancelled."""
 
 
 class RewardActor(Actor):
@@ -117,12 +116,10 @@ class RewardActor(Actor):
     async def _work(self, queue: WorkQueue, target: ExecutionStream, group: asyncio.TaskGroup) -> None:
         """Leases what there is room for, until draining; the group then waits for what runs."""
         while not self.context.draining.is_set():
-            await self.context.resumed.wait()
             room = await unless_draining(self.context, self._room())
             if room is None:
                 return
-            fetch = queue.fetch(room, self.config.bus.fetch_timeout_s)
-            for delivery in await unless_draining(self.context, fetch, _DRAIN_GRACE_S) or []:
+            for delivery in await lease(self.context, queue, room):
                 task = group.create_task(self._handle(delivery, target), name=f"reward {delivery.sequence}")
                 self._running.add(task)
                 task.add_done_callback(self._free)

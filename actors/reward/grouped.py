@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.leadership import leading
+from physarum.actors.leasing import lease
 from physarum.actors.reward.gathering import Gathered, Gathering
 from physarum.actors.reward.judges import engines_file
 from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.scorer import group_scorer_of, judges_token, limits_of
 from physarum.actors.reward.values import apply_reward
-from physarum.actors.waiting import unless_draining
 from physarum.bus.codec import encode
 from physarum.bus.records import Execution
 from physarum.bus.work import Delivery, WorkQueue
@@ -37,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 LEASE: Final = "group-rewards"
 _BATCH: Final = 64
-_DRAIN_GRACE_S: Final = 0.2
 
 
 @dataclass(slots=True, eq=False)
@@ -75,9 +74,7 @@ class GroupWork:
         context = self._actor.context
         try:
             while not context.draining.is_set():
-                await context.resumed.wait()
-                fetch = queue.fetch(_BATCH, context.config.bus.fetch_timeout_s)
-                for delivery in await unless_draining(context, fetch, _DRAIN_GRACE_S) or []:
+                for delivery in await lease(context, queue, _BATCH):
                     tasks.create_task(self._one(delivery, pool, tasks), name=f"member {delivery.sequence}")
         finally:
             for clock in self._clocks.values():

@@ -109,8 +109,9 @@ class RolloutActor(Actor):
         running: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
             while not self.context.draining.is_set():
-                await self.context.resumed.wait()
-                delivery = await queue.next(self.context.draining)
+                if self.context.paused:
+                    await queue.rest(self.context.resumed)
+                delivery = await queue.next(self.context.halted)
                 if delivery is None:
                     continue
                 task = group.create_task(episodes.one(delivery), name=f"episode {delivery.sequence}")

@@ -64,25 +64,36 @@ class TaskQueue:
         self._used -= 1
         self._freed.set()
 
-    async def next(self, draining: asyncio.Event) -> Delivery | None:
-        """The next task, as soon as there are a slot and a task; None once `draining` is set."""
-        stop = asyncio.ensure_future(draining.wait())
+    async def next(self, halted: asyncio.Event) -> Delivery | None:
+        """The next task, as soon as there are a slot and a task; None once `halted` is set."""
+        stop = asyncio.ensure_future(halted.wait())
         try:
-            while not draining.is_set():
+            while not halted.is_set():
                 if self._used >= self._slots:
                     self._freed.clear()
                     await _any(stop, self._freed)
                     continue
-                delivery = self._take() or await self._ask()
-                while delivery is None and not draining.is_set():
+                if not any(self._ready.values()):
+                    await self._ask()
+                while not halted.is_set():
+                    if (delivery := self._take()) is not None:
+                        self._used += 1
+                        return delivery
                     await self._wait(stop)
-                    delivery = self._take()
-                if delivery is not None:
-                    self._used += 1
-                    return delivery
             return None
         finally:
             stop.cancel()
+
+    async def rest(self, resumed: asyncio.Event) -> None:
+        """Leases nothing until `resumed` is set. Requests that are under way end by themselves; what they bring goes back."""
+        going_on = asyncio.ensure_future(resumed.wait())
+        try:
+            while not resumed.is_set():
+                self._arrived.clear()
+                await self._give_back()
+                await _any(going_on, self._arrived)
+        finally:
+            going_on.cancel()
 
     def _take(self) -> Delivery | None:
         for name in _ORDER:
@@ -90,7 +101,7 @@ class TaskQueue:
                 return self._ready[name].popleft()
         return None
 
-    async def _ask(self) -> Delivery | None:
+    async def _ask(self) -> None:
         """Asks each class that has no waiting request, in order, for what it has now."""
         wanted = min(self._slots - self._used, _ASK_AT_ONCE)
         for name in _ORDER:
@@ -99,7 +110,6 @@ class TaskQueue:
             self._ready[name].extend(await self._queues[name].fetch(wanted, 0.0))
             if self._ready[name]:
                 break
-        return self._take()
 
     async def _wait(self, stop: asyncio.Future[Literal[True]]) -> None:
         """Leaves one waiting request on each class and returns when one of them brought a task (or ended)."""
@@ -122,11 +132,14 @@ class TaskQueue:
         for task in self._waiting.values():
             task.cancel()
         await asyncio.gather(*self._waiting.values(), return_exceptions=True)
+        await self._give_back()
+        for queue in self._queues.values():
+            await queue.stop()
+
+    async def _give_back(self) -> None:
         for ready in self._ready.values():
             while ready:
                 await ready.popleft().give_back()
-        for queue in self._queues.values():
-            await queue.stop()
 
 
 async def _any(stop: asyncio.Future[Literal[True]], event: asyncio.Event) -> None:

@@ -142,6 +142,8 @@ class SourceActor(Actor):
             await self.context.resumed.wait()
             if await unless_draining(self.context, self._wait_for_room()) is None:
                 return
+            if self.context.paused:
+                continue
             if self._followers.refills:
                 await self._refill()
                 continue
@@ -193,12 +195,13 @@ class SourceActor(Actor):
         while True:
             changed.clear()
             await self._learn()
+            await self.context.resumed.wait()
             while self._followers.refills:
                 await self._refill()
             added = await self._added()
             if added is None:
                 await changed.wait()
-            elif await self._wait_for_room() and not self._followers.refills:
+            elif await self._wait_for_room() and not (self._followers.refills or self.context.paused):
                 await self._issue_added(*added)
 
     async def _refill(self) -> None:

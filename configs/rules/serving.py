@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pydantic import JsonValue
 
 from physarum.configs.devices import device_groups
+from physarum.configs.instance_names import is_taken
 from physarum.configs.origin import KeyPath, dotted
 from physarum.configs.placement import machine_names
 from physarum.configs.reward_rules import given_options
@@ -44,6 +45,18 @@ def _classifier(config: RootConfig, key: KeyPath, options: ClassifierReward) -> 
         found = f"`{dotted(key)}.render: chat` with `url` and without `model`"
         remedy = f"name the classifier's folder in `{dotted(key)}.model`, or set `render: tokens`"
         yield (*key, "render"), found, "the tokenizer that renders", remedy
+
+
+def _group_names(config: RootConfig) -> Iterator[Finding]:
+    """Engines are `GROUP-NUMBER`: two actors of one name would be one to everybody."""
+    for name in filter(is_taken, config.engines):
+        found = f"`engines.{name}`"
+        yield (
+            ("engines", name),
+            found,
+            "a name that no other actor has",
+            f"call the group something else: `{name}-engines`",
+        )
 
 
 def _engine_arguments(config: RootConfig) -> Iterator[Finding]:
@@ -155,6 +168,7 @@ def _mirrored(config: RootConfig) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     _judges,
+    _group_names,
     _engine_arguments,
     _external_engines,
     _engine_routers,

@@ -132,6 +132,14 @@ async def engine(
         assert fake.released == fake.picked, "every engine picked is released"
 
 
+async def test_sampling_that_cannot_be_sent_keeps_no_place_on_an_engine() -> None:
+    """Each such request left the engine one place poorer, for ever; `engine` looks at what is released."""
+    async with engine(says([5])) as (fake, client):
+        with pytest.raises(TypeError, match="str"):
+            await client.generate([1], {"logit_bias": {5: 1.0}}, max_new_tokens=4)
+    assert (fake.picked, fake.bodies) == (1, [])
+
+
 async def test_a_plain_generation() -> None:
     async with engine(says([4, 8])) as (fake, client):
         generation = await client.generate([1, 2, 3], {"temperature": 0.5}, max_new_tokens=7)

@@ -82,7 +82,7 @@ async def test_an_actor_that_drains_leases_no_further_task(tmp_path: Path, bus: 
         await issue(first, ["ask"])
         async with running(first) as work, asyncio.timeout(DEADLINE_S):
             await second_asked.wait()
-            first.context.draining.set()
+            first.context.drain()
             await issue(first, ["ask"], start=1)
             async with running(actor(tmp_path, bus, publisher, *TWICE)):
                 assert await ordinals(bus, 1) == Counter([1])

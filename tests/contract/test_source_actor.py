@@ -200,12 +200,11 @@ async def test_waits_for_the_evaluation_of_the_start_version(
 
 async def test_pause_holds_and_resume_goes_on(tmp_path: Path, bus: Bus, publisher: Publisher, queue: WorkQueue) -> None:
     context = make_context(tmp_path, bus, publisher, "source")
-    context.paused = True
-    context.resumed.clear()
+    context.pause()
     async with running(SourceActor(context)):
         await issued(context, 0)
         assert await queue.fetch(1, 0.3) == []
-        context.resumed.set()
+        context.resume()
         assert len(await take(queue, LIMIT)) == LIMIT
 
 

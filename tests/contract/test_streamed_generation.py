@@ -71,6 +71,8 @@ class Engines:
         self.url = ""
         self.prefill: Prefill | None = None
         self.hold: asyncio.Event | None = None
+        self.pace_s = 0.0
+        """Before each chunk."""
         self.cut_off = asyncio.Event()
         self.change: Callable[[list[dict[str, Any]]], None] = lambda chunks: None
 
@@ -100,6 +102,8 @@ class Engines:
         await response.prepare(request)
         left = self.breaks.pop(0) if self.breaks else None
         for chunk in chunks:
+            if self.pace_s:
+                await asyncio.sleep(self.pace_s)
             event = b"data: " + orjson.dumps(chunk) + b"\n\n"
             await response.write(event[:left])
             left = None if left is None else left - len(event)
@@ -170,6 +174,16 @@ async def engines(
 
 def task(**fields: Any) -> Task:
     return Task(id="s/0", run="t", source="s", ordinal=0, group="g", group_size=1, member=0, sampling={}, **fields)
+
+
+async def test_a_long_answer_that_keeps_coming_is_not_taken_for_a_silent_engine() -> None:
+    """request_timeout_s is of one silence; it was of the whole answer: long ones were cut off and sent for again."""
+    patient = RetryPolicy(attempts=4, base_s=0.001, max_s=0.002, deadline_s=20.0, request_timeout_s=1.0)
+    async with engines(retry=patient, stream_tokens=1) as (fleet, client):
+        fleet.pace_s = 1.5 / BUDGET
+        made = await client.generate(PROMPT)
+    assert made.token_ids.tolist() == answer_to(PROMPT, BUDGET)
+    assert len(fleet.bodies) == 1 and not client.retried
 
 
 async def test_a_streamed_answer_is_the_same_as_one_in_one_piece() -> None:

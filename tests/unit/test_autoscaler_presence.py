@@ -95,6 +95,22 @@ async def test_pairs_that_take_a_version_do_not_begin_the_wait_for_a_change_anew
     assert scale.value is not None and scale.value.groups["policy"] == []
 
 
+async def test_an_engine_on_trial_does_not_begin_the_wait_for_a_change_anew(
+    autoscaler: AutoscalerActor, scale: Scale
+) -> None:
+    """With a canary for each version a group that is pressed all the time never grew."""
+    assert scale.value is not None
+    scale.value.groups["policy"] = [0, 1]
+
+    async def since(state: str) -> float:
+        first = beat("engine", "policy-0", group="policy", kv_usage=0.99, waiting=5)
+        await autoscaler._look([first, beat("engine", "policy-1", state, "policy", kv_usage=0.99, waiting=5)])
+        return autoscaler._policies["policy"]._since
+
+    assert await since("ready") == await since("canary")
+    assert await since("ready") < await since("starting"), "one that is missing does"
+
+
 async def test_a_size_that_cannot_be_ends_no_autoscaler(autoscaler: AutoscalerActor, scale: Scale) -> None:
     """What was drained by hand may leave a group that no rule foresaw: it stays as it is, and the run goes on."""
     looked = asyncio.Event()
