@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import JsonValue
+
+from physarum.actors.engine.arguments import checked_arguments
 from physarum.actors.engine.delivery import surroundings
 from physarum.actors.engine.environment import engine_python, installed_in
+from physarum.actors.engine.errors import EngineArgumentError
+from physarum.actors.engine.schema import remembered_at
 from physarum.agents.rewards.sandbox import REMEDY as SANDBOX_REMEDY
 from physarum.agents.rewards.sandbox import missing_programs
 from physarum.configs.checks import check as check_config
@@ -33,7 +38,7 @@ from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, fitting
 def check(config: RootConfig, machine: str = HEAD) -> list[Problem]:
     """Every problem of a run (of several machines: of one machine's part) about to start on this host, errors first."""
     here = reduced(config, machine)
-    known = [_quantisation, _transports, _carrier, _routers]
+    known = [_quantisation, _transports, _carrier, _routers, _arguments, _unasked]
     known += [_mirror] if machine == HEAD else []
     known += [_libraries, _sandbox] if not config.machines or local_slots(config, ("reward",), machine) else []
     problems = [*check_config(config, machine), *(problem for one in known for problem in one(here))]
@@ -64,6 +69,35 @@ def _quantisation(config: RootConfig) -> Iterator[Problem]:
                 "use FP8 in blocks of 128 x 128, or INT4 for experts only, unless your engine can (docs/weights.md)"
             )
             yield Problem(Severity.WARNING, where, found, expected, remedy)
+
+
+def _arguments(config: RootConfig) -> Iterator[Problem]:
+    """Arguments that the installed SGLang lacks, where an engine of this release was started from here before."""
+    for name, group in config.engines.items():
+        places: list[tuple[KeyPath, Mapping[str, JsonValue]]] = [(("sglang",), group.sglang)]
+        places += [(("servers", index, "sglang"), part.sglang) for index, part in enumerate(group.servers)]
+        schema = remembered_at(engine_python(group), Path(config.run.folder).parent / ".cache")
+        for within, arguments in places if schema is not None and group.url is None else ():
+            try:
+                checked_arguments(arguments, schema)
+            except EngineArgumentError as error:
+                where = config.origins.where(("engines", name, *within))
+                yield Problem(Severity.ERROR, where, str(error), "arguments of sglang", "correct them")
+
+
+def _unasked(config: RootConfig) -> Iterator[Problem]:
+    """Engines that take a policy's versions, and that no rollout asks anything."""
+    kept = None if config.evaluation is None else config.evaluation.engines
+    for view in config.views():
+        first, *others = [name for name in view.following if name != kept] or [""]
+        for name in others:
+            yield Problem(
+                Severity.WARNING,
+                config.origins.where(("engines", name)),
+                f"`engines.{name}` beside `engines.{first}`, which is the group that rollouts ask",
+                "one group for each policy's rollouts",
+                f"put its servers into `engines.{first}.servers`, or name it in `evaluation.engines`; leave it if others ask",
+            )
 
 
 def _mirror(config: RootConfig) -> Iterator[Problem]:

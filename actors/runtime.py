@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final
 from nats.micro.service import Service
 
 from physarum.actors.context import Context
+from physarum.actors.cordons import is_cordoned
 from physarum.actors.orphanhood import until_orphaned
 from physarum.actors.watchdog import Watchdog
 from physarum.bus import control
@@ -113,6 +114,8 @@ class Runtime:
         watchdog = Watchdog()
         watchdog.start()
         try:
+            if await is_cordoned(self._context.bus, self._context.publisher, self._context.identity.instance):
+                self._pause()
             self._work = asyncio.create_task(self._actor.run(), name=str(self._context.identity))
             await _until_done(self._work, helpers)
         finally:
@@ -133,6 +136,12 @@ class Runtime:
         self._actor.become("draining")
         self._context.drain()
 
+    def _pause(self) -> None:
+        if not self._context.paused:
+            self._actor.behind_pause = self._actor.state
+        self._context.pause()
+        self._actor.become(PAUSED)
+
     def stop(self) -> None:
         if self._work is not None:
             self._work.cancel()
@@ -142,10 +151,7 @@ class Runtime:
             return self._status()
 
         async def pause(body: dict[str, Any]) -> dict[str, Any]:
-            if not self._context.paused:
-                self._actor.behind_pause = self._actor.state
-            self._context.pause()
-            self._actor.become(PAUSED)
+            self._pause()
             return self._status()
 
         async def resume(body: dict[str, Any]) -> dict[str, Any]:

@@ -28,11 +28,18 @@ EVAL_DUE: Final = "eval-due"
 DEAD_MARK: Final = "dead"
 HOLD: Final = "hold"
 SCALE: Final = "scale"
+CORDONED: Final = "cordoned"
 SAMPLING: Final = "sampling"
 FLOOR: Final = "floor"
 ASSEMBLY: Final = "assembly"
 
 Phase: TypeAlias = Literal["open", "finished", "stopped", "failed"]
+
+
+class Cordoned(msgspec.Struct, frozen=True):
+    """Actors that are given nothing new, also once they are started again."""
+
+    instances: frozenset[str] = frozenset()
 
 
 class TrainerReady(msgspec.Struct, frozen=True):

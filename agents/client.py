@@ -39,6 +39,8 @@ from physarum.agents.errors import (
     BrokenOffError,
     EngineError,
     EngineFailedError,
+    EngineRefusedError,
+    EngineReplyError,
     EngineUnavailableError,
     NoEngineError,
     OffPinError,
@@ -296,7 +298,7 @@ class EngineClient:
             self._check_pin(reply, ref)
             self._router.served(ref, len(reply.token_ids))
             self._affinity.engine = ref.home
-        except (*_FAILED, asyncio.CancelledError) as error:
+        except (*_FAILED, EngineReplyError, EngineRefusedError, asyncio.CancelledError) as error:
             if isinstance(error, Exception):
                 self._router.failed(ref, error)
             if self._keep(received, held, len(prompt), rid, ref):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import orjson
 
 from physarum.agents.choices import Capture, Experts, kept_rows
-from physarum.agents.errors import EngineReplyError
+from physarum.agents.errors import EngineReplyError, SamplingError
 from physarum.agents.protocols import FinishReason
 from physarum.bus.engine_choices import KeptTokens
 from physarum.bus.version import Span, append_span
@@ -92,7 +92,8 @@ def build_request(
     stream_tokens: int | None = None,
 ) -> bytes:
     """The JSON body. `extra_key` partitions the engine's prefix cache; `further` fields are added as they are; with
-    `stream_tokens` the answer comes in chunks of so many tokens (the first chunk has one)."""
+    `stream_tokens` the answer comes in chunks of so many tokens (the first chunk has one). Raises SamplingError for what JSON
+    cannot say."""
     interval = {} if stream_tokens is None else {"stream_interval": stream_tokens}
     request: dict[str, Any] = {
         "input_ids": token_ids,
@@ -104,7 +105,13 @@ def build_request(
     }
     if extra_key is not None:
         request["extra_key"] = extra_key
-    return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
+    try:
+        return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise SamplingError(
+            f"sampling parameters {dict(sampling)} cannot be written as JSON: {error}; expected text, numbers, lists, and"
+            ' objects with text as keys, for example {"logit_bias": {"5": 1.0}}'
+        ) from None
 
 
 def parse_reply(

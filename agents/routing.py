@@ -54,8 +54,8 @@ class Router(Protocol):
         ...
 
     def failed(self, ref: EngineRef, error: Exception) -> None:
-        """A request on `ref` failed for a reason that may be the engine's: connection, timeout or 5xx. A PrefillError is of the
-        prefill server alone."""
+        """A request on `ref` failed, perhaps by the engine's fault: connection, timeout, 5xx, no reply. A refusal (4xx) is
+        an answer all the same; a PrefillError is of the prefill server alone."""
         ...
 
     def prefilled(self, ref: EngineRef) -> None:

@@ -28,7 +28,10 @@ def of_engines(config: GroupScaling, engines: Sequence[Heartbeat], waiting: floa
 def of_rollouts(
     config: GroupScaling, rollouts: Sequence[Heartbeat], slots: int, queued: int, engines: Signal
 ) -> Signal:
-    """By the share of slots taken; `queued`: tasks that nobody has taken. More rollouts help no engines that are pressed."""
+    """By the share of slots taken; `queued`: tasks that nobody has taken, the only word where there is no rollout at all. More
+    rollouts help no engines that are pressed."""
+    if not rollouts:
+        return "pressed" if queued > 0 else "fine"
     ready = [beat for beat in rollouts if beat.state == READY]
     if not ready:
         return "fine"

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from physarum.actors.engine.environment import installed_in
 from physarum.actors.engine.errors import EngineInspectionError
 
 DEFAULT_TIMEOUT_S: Final = 120.0
@@ -107,6 +108,12 @@ async def inspect_server(
 ) -> ServerSchema:
     """The schema of the SGLang that `python` imports under `environment`. Raises EngineInspectionError."""
     return await inspect_program(SGLANG, python, environment, cache, timeout_s)
+
+
+def remembered_at(python: Path, cache: Path) -> ServerSchema | None:
+    """As `remembered_server`, and no process is started: for a Python whose environment can be looked into."""
+    version = installed_in(python, SGLANG.package)
+    return _remembered(_cache_file(cache, python, version, SGLANG)) if version else None
 
 
 async def remembered_server(python: Path, environment: Mapping[str, str], cache: Path) -> ServerSchema | None:

@@ -107,6 +107,12 @@ class RolloutActor(Actor):
         task nobody ends would hold its lease for ever.
         """
         running: set[asyncio.Task[None]] = set()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            self.numbers["running"] = len(running)
+            queue.free()
+
         async with asyncio.TaskGroup() as group:
             while not self.context.draining.is_set():
                 if self.context.paused:
@@ -116,8 +122,7 @@ class RolloutActor(Actor):
                     continue
                 task = group.create_task(episodes.one(delivery), name=f"episode {delivery.sequence}")
                 running.add(task)
-                task.add_done_callback(running.discard)
-                task.add_done_callback(lambda _: queue.free())
+                task.add_done_callback(ended)
                 self.numbers["running"] = len(running)
             await queue.stop()
             if running:

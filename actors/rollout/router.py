@@ -23,7 +23,7 @@ from typing import Final
 from physarum.actors.policy_engines import READY
 from physarum.actors.rollout.fleet import KnownEngine, Ticket
 from physarum.actors.rollout.pairing import able, choose_pair, has_mate, has_room
-from physarum.agents.errors import NoEngineError
+from physarum.agents.errors import EngineRefusedError, NoEngineError
 from physarum.agents.fleet.breaker import Breaker, BreakerPolicy
 from physarum.agents.fleet.choice import ChoiceRules, Wanted, choose
 from physarum.agents.fleet.fair import shares
@@ -189,7 +189,10 @@ class PresenceRouter:
             self._prefill_failed(ref, ref.prefill.instance, error, now)
             return
         ticket = self._tickets[ref.ticket]
-        ticket.engine.failed(ticket, error, now)
+        if isinstance(error, EngineRefusedError):
+            ticket.breaker.succeeded()
+        else:
+            ticket.engine.failed(ticket, error, now)
 
     def _prefill_failed(self, ref: EngineRef, instance: str, error: PrefillError, now: float) -> None:
         """One that answered has no ticket any more: it holds other weights than it announced, and its next word counts."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from physarum.actors import scaling, states
+from physarum.actors import cordons, scaling, states
 from physarum.actors.scaling import Numbers
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import RunUnfitError
@@ -42,6 +42,8 @@ async def pause(run: OpenRun, instance: str, paused: bool) -> dict[str, Any]:
     answer = await control.call(run.bus, found[instance], instance, verb, {}, run.bus.timeout_s)
     if "error" in answer:
         raise RunUnfitError(f"{instance} refused to {verb}: {answer['error']}")
+    more, fewer = ([instance], []) if paused else ([], [instance])
+    await cordons.record(run.bus, run.publisher, more, fewer)
     return answer
 
 
@@ -51,10 +53,17 @@ async def _change(run: OpenRun, change: Callable[[Mapping[str, Numbers]], dict[s
         raise RunUnfitError(f"run {run.name} is finished; expected one that has work for its actors")
     register = _register(run)
     entry = await register.get(states.SCALE)
-    wanted = change(scaling.wanted(run.config, entry.value))
+    before = scaling.wanted(run.config, entry.value)
+    wanted = change(before)
     plain = {name: list(numbers) for name, numbers in wanted.items()}
     await register.compare_and_set(states.Scaled(plain, time.time()), entry.revision, states.SCALE)
+    # Who leaves for good is cordoned no more: a later actor of the name is another one.
+    await cordons.record(run.bus, run.publisher, fewer=_named(before) - _named(wanted))
     return plain
+
+
+def _named(groups: Mapping[str, Numbers]) -> set[str]:
+    return {f"{name}-{number}" for name, numbers in groups.items() for number in numbers}
 
 
 def _register(run: OpenRun) -> Register[states.Scaled]:

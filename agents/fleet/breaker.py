@@ -5,8 +5,9 @@
        +-- the probe is answered -------------------------------------------|------------------------+       |
                                                                             +--- the probe fails: longer ----+
 
-Only what may be the engine's fault counts: no connection, no answer in time, 5xx. A refusal (4xx) is an answer. Invariant:
-while it is open nothing is sent, while it is half-open one request at a time; an engine that started anew begins closed.
+Only what may be the engine's fault counts: no connection, no answer in time, 5xx, a body that is no reply. A refusal (4xx) is
+an answer. Invariant: while it is open nothing is sent, while it is half-open one request at a time; an engine that started anew
+begins closed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Literal
 import aiohttp
 import msgspec
 
-from physarum.agents.errors import EngineFailedError
+from physarum.agents.errors import EngineFailedError, EngineReplyError
 from physarum.agents.retries import decorrelated_s
 
 Fault = Literal["connect", "timeout", "server", "broken"]
@@ -32,7 +33,7 @@ def fault_of(error: BaseException) -> Fault | None:
         return "timeout"
     if isinstance(error, EngineFailedError):
         return "server"
-    return "broken" if isinstance(error, (aiohttp.ClientError, OSError)) else None
+    return "broken" if isinstance(error, (aiohttp.ClientError, OSError, EngineReplyError)) else None
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,4 +79,12 @@ def _supervision(config: RootConfig) -> Iterator[Finding]:
         yield ("supervisor", "backoff_max_s"), found, "a bound of at least the first wait", remedy
 
 
-RULES: tuple[Rule, ...] = (_mixture, _blobs, _autoscale, _supervision)
+def _breakers(config: RootConfig) -> Iterator[Finding]:
+    r = config.rollout.routing
+    if r.breaker_max_s < r.breaker_base_s:
+        found = f"`rollout.routing.breaker_max_s: {r.breaker_max_s:g}` with `breaker_base_s: {r.breaker_base_s:g}`"
+        remedy = "raise `rollout.routing.breaker_max_s`, or lower `rollout.routing.breaker_base_s`"
+        yield ("rollout", "routing", "breaker_max_s"), found, "a bound of at least the first wait", remedy
+
+
+RULES: tuple[Rule, ...] = (_mixture, _blobs, _autoscale, _supervision, _breakers)

@@ -6,16 +6,18 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from actor_fixture import eventually, running
+from actor_fixture import actor_process, eventually, running
 from bus_fixture import DEADLINE_S
 from nats.aio.msg import Msg
 from test_fault_rollout import actor, issue, until
 from test_reward_actor import execution, reward_context, scored
 
+from physarum.actors import cordons
 from physarum.actors.reward.actor import RewardActor
 from physarum.actors.wire import publish_execution
 from physarum.bus import log
 from physarum.bus.connection import Bus
+from physarum.bus.presence import Roster
 from physarum.bus.publisher import Publisher
 from physarum.bus.work import Delivery, WorkQueue
 
@@ -69,6 +71,31 @@ async def test_a_rollout_that_is_cordoned_while_it_waits_leaves_its_tasks_to_oth
         assert (await log.state(bus, "episodes")).messages == 0
         made.context.resume()
         await until(bus, "episodes", 3)
+        await eventually(lambda: made.numbers["running"] == 0)  # the autoscaler took idle ones for full ones, for ever
+
+
+async def test_an_actor_that_is_cordoned_stays_so_when_it_is_started_again(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """A sick one that somebody had cordoned took work again by its own death."""
+    context = reward_context(tmp_path, bus, publisher)
+    instance, heard = context.identity.instance, asyncio.Event()
+    async with Roster(bus, "reward", on_change=heard.set).open() as roster:
+
+        async def until_it_is(state: str) -> None:
+            async with asyncio.timeout(DEADLINE_S):
+                while [beat.state for beat in roster.members if beat.instance == instance] != [state]:
+                    heard.clear()
+                    await heard.wait()
+
+        await cordons.record(bus, publisher, more=[instance])
+        for _ in range(2):
+            with actor_process(context) as process:
+                await until_it_is("paused")
+                process.kill()
+        await cordons.record(bus, publisher, fewer=[instance])
+        with actor_process(context):
+            await until_it_is("ready")
 
 
 async def test_a_reward_that_is_cordoned_while_it_waits_leaves_executions_to_others(

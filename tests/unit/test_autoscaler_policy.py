@@ -111,3 +111,9 @@ def test_more_rollouts_are_asked_for_only_where_they_would_help(
     running: int, queued: int, engines: Signal, signal: Signal
 ) -> None:
     assert signals.of_rollouts(GROUP, [beat("rollout", running=running)], 32, queued, engines) == signal
+
+
+def test_a_group_without_rollouts_grows_when_tasks_wait() -> None:
+    assert signals.of_rollouts(GROUP, [], 32, 5, "fine") == "pressed"
+    assert signals.of_rollouts(GROUP, [], 32, 0, "fine") == "fine"
+    assert signals.of_rollouts(GROUP, [beat("rollout", "starting")], 32, 5, "fine") == "fine", "one is on its way"

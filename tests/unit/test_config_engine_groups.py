@@ -80,3 +80,10 @@ def test_a_router_that_is_not_installed_is_named_before_the_start(tmp_path: Path
     assert "no sglang-router in" in problem.found and "pip install" in problem.remedy
     (home / "lib" / "python3.11" / "site-packages" / "sglang_router").mkdir()
     assert list(preflight._routers(config)) == []
+
+
+def test_a_group_that_nobody_asks_is_named(tmp_path: Path) -> None:
+    """A name that was mistyped starts engines that take every version and answer nobody."""
+    (tmp_path / "c.yaml").write_text(SFT % "count: 1" + "\n  polcy: {count: 2}\n  judge: {model: judge}\n")
+    (problem,) = preflight._unasked(resolve(tmp_path / "c.yaml"))
+    assert "`engines.polcy` beside `engines.policy`" in problem.found and "engines.policy.servers" in problem.remedy

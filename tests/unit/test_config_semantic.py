@@ -55,6 +55,10 @@ def load(folder: Path, *words: str) -> RootConfig:
             ["`autoscale.groups.evals.least: 0` with `evaluation.engines: evals`", "least: 1`"],
         ),
         (["autoscale.groups.reward={most: 2}"], ["one of rollout, policy"]),
+        (
+            ["rollout.routing={breaker_base_s: 10, breaker_max_s: 1}"],
+            ["`rollout.routing.breaker_max_s: 1` with `breaker_base_s: 10`", "raise `rollout.routing.breaker_max_s`"],
+        ),
         *(  # their engines would have the names of other actors, or never be started
             ([f"engines.{name}={{model: judge}}"], [f"`engines.{name}`", "a name that no other actor has", f"{name}-engines"])
             for name in ("rollout", "engine", "router-policy", "trainer-solver", "policy-0-node")

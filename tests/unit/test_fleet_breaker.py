@@ -10,7 +10,7 @@ from aiohttp.client_reqrep import ConnectionKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physarum.agents.errors import EngineFailedError, EngineRefusedError, OffPinError
+from physarum.agents.errors import EngineFailedError, EngineRefusedError, EngineReplyError, OffPinError
 from physarum.agents.fleet.breaker import Breaker, BreakerPolicy, Fault, fault_of
 from physarum.agents.retries import decorrelated_s
 
@@ -31,6 +31,7 @@ def breaker(seed: int = 0) -> Breaker:
         (EngineFailedError("u", 503, ""), "server"),
         (aiohttp.ServerDisconnectedError(), "broken"),
         (aiohttp.ClientPayloadError(), "broken"),
+        (EngineReplyError("no reply of /generate"), "broken"),
         (EngineRefusedError("u", 400, ""), None),
         (OffPinError("other weights"), None),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from physarum.actors.rollout.router import PresenceRouter
-from physarum.agents.errors import EngineFailedError, NoEngineError, OffPinError
+from physarum.agents.errors import EngineFailedError, EngineRefusedError, NoEngineError, OffPinError
 from physarum.agents.fleet.breaker import BreakerPolicy
 from physarum.agents.fleet.choice import ChoiceRules, Wanted
 from physarum.agents.routing import EngineRef
@@ -68,6 +68,21 @@ class Line:
 
     def asks(self, **changes: Any) -> asyncio.Task[EngineRef]:
         return asyncio.create_task(self.pick(**changes))
+
+
+async def test_a_probe_that_is_refused_was_answered() -> None:
+    """An engine that had recovered took one request at a time for as long as each of them was a bad one."""
+    line = Line(breaker=SOON)
+    line.says("a")
+    first = await line.pick()
+    line.router.failed(first, ConnectionRefusedError())
+    line.router.release(first)
+    probe = await line.pick()
+    line.router.failed(probe, EngineRefusedError("http://a", 400, "too long"))
+    line.router.release(probe)
+    refs = [await line.pick(deadline_s=0.5) for _ in range(2)]
+    for ref in refs:
+        line.router.release(ref)
 
 
 async def test_the_number_decides_and_the_epoch_does_not() -> None:
