@@ -69,6 +69,9 @@ class Keeper:
         state = self._attendance.state(self.instance, pid)
         ready = self._attendance.was_ready(pid)
         await self._attendance.ended(self.instance, pid)
+        if self.finishing.is_set():  # it was let go meanwhile: its end is as it should be
+            self.process = None
+            return
         match self._policy.after_exit(ended, ready=ready, finished=state == FINISHED, now=time.monotonic()):
             case LeaveEnded():
                 _log.info("%s has finished its work", self.instance)
