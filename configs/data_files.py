@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final, cast
 
 import orjson
 
+from physarum.configs import exact_json
 from physarum.configs.data_entries import FOLDER_PATTERNS, kind_of, parse_entry
 from physarum.configs.errors import PhysarumConfigError
 
@@ -81,7 +82,7 @@ def open_lines(path: Path) -> BinaryIO:
 def parse_row(line: bytes, prompt: str) -> dict[str, Any]:
     """One line as a row with the column `prompt`. Raises RowError."""
     try:
-        row = orjson.loads(line)
+        row = exact_json.loads(line)
     except orjson.JSONDecodeError as error:
         raise RowError(f"not JSON ({error})") from None
     if not isinstance(row, dict):

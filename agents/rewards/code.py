@@ -10,6 +10,7 @@ for the proof can find it; tests by stdin and stdout have no such weakness.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 import secrets
@@ -22,6 +23,7 @@ from physarum.agents.rewards.answer import Answer
 from physarum.agents.rewards.errors import RewardError
 from physarum.agents.rewards.extraction import after_thinking
 from physarum.agents.rewards.sandbox import Ended, Sandbox
+from physarum.configs import exact_json
 from physarum.configs.reward_types import CodeReward
 
 _FENCE: Final = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
@@ -100,7 +102,7 @@ def row_tests(answer: Answer) -> list[Test]:
     given = answer.metadata.get("tests", answer.label)
     if isinstance(given, str):
         try:
-            given = orjson.loads(given)
+            given = exact_json.loads(given)
         except orjson.JSONDecodeError:
             given = {"asserts": [given]} if given.strip() else None
     tests = _read(given)
@@ -117,18 +119,28 @@ def _read(given: Any) -> list[Test]:
         case {"inputs": [*inputs], "outputs": [*outputs]} if len(inputs) == len(outputs):
             pairs = zip(inputs, outputs, strict=True)
             return [Dialogue(_text(one), _text(other)) for one, other in pairs]
-        case {"asserts": [*codes]} if all(isinstance(code, str) for code in codes):
+        case {"asserts": [*codes]} if all(_asserts(code) for code in codes):
             setup = str(given.get("setup") or "")
             return [Assertion(f"{setup}\n{code}") for code in codes]
-        case [*items] if all(isinstance(item, str) for item in items):
+        case [*items] if all(_asserts(item) for item in items):
             return [Assertion(item) for item in items]
         case [*items] if all(isinstance(item, dict) and {"input", "output"} <= set(item) for item in items):
             return [Dialogue(_text(item["input"]), _text(item["output"])) for item in items]
     return []
 
 
+def _asserts(code: Any) -> bool:
+    """Text with a statement in it: every program would pass without. What does not parse fails when it is run."""
+    try:
+        return isinstance(code, str) and bool(ast.parse(code).body)
+    except (SyntaxError, ValueError):
+        return True
+
+
 def _text(value: Any) -> str:
-    """Lines given as a list are joined, as APPS gives them."""
+    """Lines given as a list are joined, as APPS gives them; null is nothing."""
+    if value is None:
+        return ""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

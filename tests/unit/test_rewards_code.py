@@ -49,6 +49,8 @@ def test_the_last_block_is_the_program(text: str, program: str | None) -> None:
         ({"inputs": ["1"], "outputs": ["2"]}, [Dialogue("1", "2")]),
         ('{"inputs": [["1", "2"]], "outputs": [3]}', [Dialogue("1\n2", "3")]),
         ([{"input": "1", "output": "2"}], [Dialogue("1", "2")]),
+        ([{"input": None, "output": 2}], [Dialogue("", "2")]),
+        ('{"inputs": ["1"], "outputs": [123456789012345678901]}', [Dialogue("1", "123456789012345678901")]),
         (["assert f(1) == 2"], [Assertion("assert f(1) == 2")]),
         ({"asserts": ["a", "b"], "setup": "import x"}, [Assertion("import x\na"), Assertion("import x\nb")]),
         ("assert f(1) == 2", [Assertion("\nassert f(1) == 2")]),
@@ -61,7 +63,14 @@ def test_forms_of_tests(label: Any, tests: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "label",
-    [None, "", [], {}, 7, {"inputs": ["1"], "outputs": []}, {"fn_name": "f", "inputs": ["1"], "outputs": ["1"]}],
+    [
+        *(None, "", [], {}, 7, {"inputs": ["1"], "outputs": []}, {"fn_name": "f", "inputs": ["1"], "outputs": ["1"]}),
+        *(
+            "# nothing is asserted",
+            [""],
+            {"asserts": ["assert True", "\n"], "setup": "x = 1"},
+        ),  # every program would pass
+    ],
 )
 def test_a_row_without_usable_tests_is_named(label: Any) -> None:
     with pytest.raises(RewardError, match=r"task t has the tests .*expected one of"):
