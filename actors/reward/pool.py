@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from physarum.actors.errors import BadHookResultError, HookFailedError
-from physarum.actors.reward.errors import HookDiedError, HookProcessError, HookTimeoutError
+from physarum.actors.reward.errors import HookDiedError, HookTimeoutError
 from physarum.actors.reward.frames import Answered, Call, Limits, Overdue, Raised, Reply, Returned
 from physarum.actors.reward.process import HookProcess, ProcessEndedError
 
@@ -142,7 +142,7 @@ class _Lane:
     def _failure(self, process: HookProcess, ending: str) -> HookFailedError:
         if process.overdue:
             return self._overdue("its process was killed")
-        return HookDiedError(f"the reward hook's process {ending} during the call")
+        return HookDiedError(f"the reward hook's process {process.wrote or ending} during the call")
 
     def _overdue(self, consequence: str) -> HookTimeoutError:
         option = "reward.group.timeout_s" if self._pool.limits.grouped else "reward.timeout_s"
@@ -177,11 +177,9 @@ class _Lane:
     def _take(self, reply: Reply, process: HookProcess) -> None:
         """The reply of a running call; the next one begins."""
         if not isinstance(reply, Answered):
-            raise HookProcessError(
-                f"the reward hook's process sent {type(reply).__name__}; expected the reply to a call"
-            )
+            raise process.garbled(type(reply).__name__)
         if reply.number not in (running := [one.call.number for one in self._running()]):
-            raise HookProcessError(f"the reward hook's process answered call {reply.number}; expected one of {running}")
+            raise process.garbled(f"the reply to call {reply.number}, where one of {running} runs,")
         one = self._sent.pop(reply.number)
         self._clocks.pop(reply.number).cancel()
         self._pool.measured(asyncio.get_running_loop().time() - one.began_at)

@@ -32,6 +32,8 @@ class HookProcess:
         self._process = process
         self._calls, self._replies = process.stdin, process.stdout
         self.overdue = False
+        self.wrote: str | None = None
+        """What `garbled` was told of."""
         self._ending: str | None = None
 
     @classmethod
@@ -75,6 +77,16 @@ class HookProcess:
             return read_reply(await self._replies.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise ProcessEndedError from error
+        except msgspec.DecodeError as error:
+            raise self.garbled(f"what is no reply ({error})") from error
+
+    def garbled(self, found: str) -> ProcessEndedError:
+        """Something else than the worker wrote to the pipe of replies: whose is whose is not known any more."""
+        self.wrote = (
+            f"wrote {found} to the pipe of its replies, and was killed: a hook may not write to descriptors of others"
+        )
+        self.kill()
+        return ProcessEndedError(self.wrote)
 
     def kill(self) -> None:
         """The hook's process and whatever it started (reaper.py) are killed."""

@@ -1,8 +1,8 @@
 """One letter of several options.
 
-A letter counts where it is declared: boxed, behind `answer`, `option` or `choice`, as `(C) is correct`, or alone on the
-last line. A stray capital (`I think`) does not. The last declaration counts, and one that names two letters counts for
-none, so listing all options earns nothing.
+A letter counts where it is declared: boxed (there a small one, too), behind `answer`, `option` or `choice` and not called wrong,
+as `(C) is correct`, or alone on the last line. A stray capital (`I think`) does not. The last declaration counts, and one that
+names two letters counts for none, so listing all options earns nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from physarum.agents.rewards.errors import RewardError
 from physarum.agents.rewards.extraction import after_thinking, last_boxed
 from physarum.configs.reward_types import ChoiceReward
 
-_DRESS: Final = r"[\s*_($\[{\"'`]{0,8}"
-_LETTER: Final = rf"{_DRESS}(?:\\(?:text|mathrm|textbf)\{{)?{_DRESS}(?-i:([A-Z]))(?![A-Za-z0-9'\u2019])"
+_DRESS: Final = r"(?:\\[(\[]|[\s*_($\[{\"'`]){0,8}"
+_STYLE: Final = r"\\(?:text|textbf|mathrm|mathbf)\b"
+_LETTER: Final = rf"{_DRESS}(?:{_STYLE}\{{)?{_DRESS}(?-i:([A-Z]))(?![A-Za-z0-9]|['\u2019][A-Za-z])"
+_REFUTED: Final = r"[\s*_)\]}.]{0,8}\bis\s{1,4}(?:incorrect|wrong|false|not)\b"
 _DECLARED: Final = re.compile(
-    rf"\b(?:answer|option|choice)\b(?:\s{{1,4}}is\b)?\s{{0,4}}[:=]?{_LETTER}"
+    rf"\b(?:answer|option|choice)\b[*_]{{0,3}}(?:\s{{1,4}}is\b)?\s{{0,4}}[:=]?{_LETTER}(?!{_REFUTED})"
     rf"|(?<![A-Za-z0-9]){_LETTER}[\s*_)\]}}]{{0,8}}is\s{{1,4}}(?:the\s{{1,4}})?correct",
     re.IGNORECASE,
 )
 _ANOTHER: Final = re.compile(
-    r"[\s*_)\]}.]{0,8}(?:,|/|&|\bor\b|\band\b)[\s*_(\[{]{0,8}(?:or\s|and\s)?[\s(]{0,4}[A-Z](?![A-Za-z0-9])"
+    r"[\s*_)\]}.]{0,8}(?:,|/|&|\bor\b|\band\b)[\s*_(\[{]{0,8}(?:or\s|and\s)?[\s(]{0,4}(?!I\s+[a-z])[A-Z](?![A-Za-z0-9])"
 )
 _ALONE: Final = re.compile(r"[\s*_(\[{$]*([A-Z])[\s*_)\]}$.:]*")
 _LISTED: Final = re.compile(r"[\s*_(\[{$]*([A-Z])[.):]\s.*", re.DOTALL)
@@ -49,8 +51,8 @@ def declared(text: str) -> str | None:
     """The letter that the text declares; None where it declares none, or two at once."""
     boxed = last_boxed(text)
     if boxed is not None:
-        bare = boxed.replace("\\text", "").replace("\\mathrm", "")
-        found = _ALONE.fullmatch(bare) or _LISTED.fullmatch(bare)
+        bare = re.sub(_STYLE, "", boxed)
+        found = _ALONE.fullmatch(bare.upper()) or _LISTED.fullmatch(bare)
         return found[1] if found else None
     last = next(iter(deque(_DECLARED.finditer(text), maxlen=1)), None)
     if last is not None:

@@ -63,6 +63,14 @@ async def test_the_one_that_ends_the_process_is_charged_and_those_beside_it_are_
     assert [first, *fine] == [1.0] * 5
 
 
+async def test_one_that_writes_to_the_pipe_of_replies_fails_and_the_pool_goes_on() -> None:
+    """It ended the reward actor, and so did every try of its task."""
+    async with pool("by_prompt", Limits(timeout_s=30)) as opened:
+        garbled, *fine = await scores(opened, "garble", "soon", "soon")
+    assert isinstance(garbled, HookDiedError) and "to the pipe of its replies" in str(garbled)
+    assert fine == [1.0] * 2
+
+
 @pytest.mark.slow
 async def test_the_one_that_blocks_the_process_is_charged_and_those_beside_it_are_not(
     monkeypatch: pytest.MonkeyPatch,
