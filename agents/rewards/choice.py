@@ -1,7 +1,7 @@
 """One letter of several options.
 
-A letter counts where it is declared: boxed (there a small one, too), behind `answer`, `option` or `choice` and not called wrong,
-as `(C) is correct`, or alone on the last line. A stray capital (`I think`) does not. The last declaration counts, and one that
+A letter counts where it is declared: boxed (there a small one, too), behind `answer`, `option` or `choice` and not called
+wrong, as `(C) is correct`, or alone on the last line. A stray capital (`I think`) does not. The last declaration counts, and one that
 names two letters counts for none, so listing all options earns nothing.
 """
 
