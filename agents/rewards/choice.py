@@ -1,8 +1,8 @@
 """One letter of several options.
 
 A letter counts where it is declared: boxed (there a small one, too), behind `answer`, `option` or `choice` and not called
-wrong, as `(C) is correct`, or alone on the last line. A stray capital (`I think`) does not. The last declaration counts, and one that
-names two letters counts for none, so listing all options earns nothing.
+wrong, as `(C) is correct`, or alone on the last line. A stray capital (`I think`) does not. The last declaration counts,
+and one that names two letters counts for none, so listing all options earns nothing.
 """
 
 from __future__ import annotations
