@@ -38,7 +38,7 @@ from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, fitting
 def check(config: RootConfig, machine: str = HEAD) -> list[Problem]:
     """Every problem of a run (of several machines: of one machine's part) about to start on this host, errors first."""
     here = reduced(config, machine)
-    known = [_quantisation, _transports, _carrier, _routers, _arguments, _unasked]
+    known = [_quantisation, _transports, _carrier, _routers, _arguments, _unasked, _template]
     known += [_mirror] if machine == HEAD else []
     known += [_libraries, _sandbox] if not config.machines or local_slots(config, ("reward",), machine) else []
     problems = [*check_config(config, machine), *(problem for one in known for problem in one(here))]
@@ -83,6 +83,14 @@ def _arguments(config: RootConfig) -> Iterator[Problem]:
             except EngineArgumentError as error:
                 where = config.origins.where(("engines", name, *within))
                 yield Problem(Severity.ERROR, where, str(error), "arguments of sglang", "correct them")
+
+
+def _template(config: RootConfig) -> Iterator[Problem]:
+    """Each host that runs episodes renders by it."""
+    chat = config.source.chat
+    if chat is not None and chat.template is not None and not os.access(chat.template, os.R_OK):
+        where = config.origins.where(("source", "chat", "template"))
+        yield Problem(Severity.ERROR, where, str(chat.template), "a Jinja file that can be read", "correct the path")
 
 
 def _unasked(config: RootConfig) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from physarum.agents.errors import TaskError
+from physarum.agents.errors import TaskError, TemplateUnreadableError
 from physarum.agents.protocols import Tokenizer
 from physarum.bus.records import Task
 
@@ -92,7 +92,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(
+        raise TemplateUnreadableError(
             f"chat template {path} cannot be read ({error}); expected a Jinja file on every host that runs episodes. Correct"
             " `source.chat.template`, or copy the file there"
         ) from error

@@ -13,6 +13,10 @@ class AgentError(Exception):
     """Base of everything that episodes raise on purpose."""
 
 
+class TemplateUnreadableError(AgentError):
+    """This host has not the chat template that a task asks for; another one may."""
+
+
 class EngineError(AgentError):
     """Base of what can go wrong between a client and an engine."""
 

@@ -89,6 +89,8 @@ def parse_row(line: bytes, prompt: str) -> dict[str, Any]:
         raise RowError("not a JSON object")
     if not has_column(row, prompt):
         raise RowError(f"no column `{prompt}`; found {', '.join(row) or 'no keys'}")
+    if column(row, prompt) is None:
+        raise RowError(f"no `{prompt}` (null)")
     return row
 
 

@@ -32,7 +32,12 @@ def translated(layer: Layer) -> Layer:
     sets: dict[str, JsonValue] = {}
     places = {key: origin for key, origin in layer.origins.items() if key[:1] != (_KEY,)}
     for key, dataset in _datasets(layer.values[_KEY], origins, problems):
-        name = re.sub(r"[^a-z0-9-]+", "-", str(dataset.get("name")).lower()) or "unnamed"
+        name = re.sub(r"[^a-z0-9-]+", "-", str(dataset.get("name")).lower()).strip("-") or "unnamed"
+        if name in sets:
+            found = f"`{dataset.get('name')}`, which is `evaluation.sets.{name}` as another one is"
+            _refuser(origins, problems)(
+                key, found, "names that differ in letters a to z and digits", "rename one of them"
+            )
         sets[name] = _set(dataset)
         _note(places, ("evaluation", "sets", name), sets[name], origins.nearest(key))
     if problems:

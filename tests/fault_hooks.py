@@ -64,6 +64,10 @@ async def generate(
 async def _misbehave(word: str, task: Task, folder: Path) -> Any:
     if word == "raise":
         raise ValueError(f"no luck with {task.id}")
+    if word == "cancel":
+        reader = asyncio.create_task(asyncio.Event().wait())
+        reader.cancel()
+        await reader
     if word == "hang":
         await asyncio.Event().wait()
     if word == "text":

@@ -38,6 +38,7 @@ from physarum.actors.rollout.tasks import TaskQueue
 from physarum.actors.runtime import Actor
 from physarum.actors.wire import publish_execution, publish_partial, read_task
 from physarum.agents.client import EngineClient
+from physarum.agents.contained import contained
 from physarum.agents.environments.pool import EnvironmentPool
 from physarum.agents.errors import AgentError, EngineRefusedError, TaskError
 from physarum.agents.fleet.fair import announced
@@ -279,7 +280,7 @@ class Episodes:
 
     async def _run(self, task: Task, client: EngineClient) -> list[Sample]:
         def generate(client: Client) -> Awaitable[list[Sample]]:
-            return self._hooks.run(task, client)
+            return contained(self._hooks.run(task, client))
 
         async with client.clock.limit(self._config.episode_timeout_s):
             samples = _checked(await self._surplus.run(task, lambda: self._in_flight.run(task, client, generate)))

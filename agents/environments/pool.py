@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
+from physarum.agents.contained import contained
 from physarum.agents.environments.lease import (
     EnvironmentStartError,
     Instance,
@@ -138,7 +139,7 @@ class EnvironmentPool:
         place = self._place(slot)
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
-                return _Running(await self._start(place), slot)
+                return _Running(await contained(self._start(place)), slot)
         except asyncio.CancelledError:
             self._begin(self._ending, self._release(slot))
             raise
@@ -177,7 +178,7 @@ class EnvironmentPool:
     async def _ended(self, running: _Running) -> None:
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
-                await running.instance.close()
+                await contained(running.instance.close())
         except Exception as error:  # noqa: BLE001 - a user's instance may raise anything; its place is not lost over it
             _log.error("environments.%s: place %d did not close: %r", self._name, running.slot.number, error)
         await self._release(running.slot)

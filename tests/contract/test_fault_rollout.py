@@ -63,6 +63,7 @@ async def ordinals(bus: Bus, count: int) -> Counter[int]:
     ("habit", "reason"),
     [
         ("raise", "the generate hook raised ValueError: no luck"),
+        ("cancel", "the generate hook raised OwnCancellationError: CancelledError, and nobody had cancelled it"),
         ("hang", "episode exceeded rollout.episode_timeout_s = 0.3 s"),
         ("text", "the generate hook returned a list of str; expected a list of bus.records.Sample"),
         ("nothing", "holds no sample"),

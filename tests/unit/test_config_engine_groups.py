@@ -9,6 +9,7 @@ import pytest
 from physarum.actors import preflight
 from physarum.configs.checks.engines import check_groups
 from physarum.configs.loader import resolve
+from physarum.configs.overrides import parse_command_line
 
 SFT = """\
 run: {name: sft}
@@ -87,3 +88,12 @@ def test_a_group_that_nobody_asks_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(SFT % "count: 1" + "\n  polcy: {count: 2}\n  judge: {model: judge}\n")
     (problem,) = preflight._unasked(resolve(tmp_path / "c.yaml"))
     assert "`engines.polcy` beside `engines.policy`" in problem.found and "engines.policy.servers" in problem.remedy
+
+
+def test_a_chat_template_that_is_not_there_is_named_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(SFT % "count: 1")
+    config = resolve(tmp_path / "c.yaml", parse_command_line([f"source.chat.template={tmp_path}/chat.jinja"]))
+    (problem,) = preflight._template(config)
+    assert problem.found == f"{tmp_path}/chat.jinja" and "a Jinja file" in problem.expected
+    (tmp_path / "chat.jinja").touch()
+    assert list(preflight._template(config)) == []

@@ -74,6 +74,10 @@ def test_data_sets_become_sets_over_the_defaults(tmp_path: Path) -> None:
             r"eval\.yaml:17: eval\.datasets\.1\.custom_rm_path: found `custom_rm_path`",
         ),
         (EVAL.replace("top_p: 0.7", "min_samples: 3"), r"eval\.yaml:4: eval\.defaults\.min_samples: found"),
+        (
+            "eval: {datasets: [{name: AIME_24, path: a}, {name: aime-24, path: b}]}\n",
+            r"found `aime-24`, which is `evaluation\.sets\.aime-24` as another one is",
+        ),
         ("eval: {datasets: []}\n", "found no list `eval.datasets`"),
         ("eval: {datasets: [{name: a}]}\n", "a data set without `name` or `path`"),
         (EVAL.replace("prompt: 6", "prompt: six"), r"eval\.yaml:6: evaluation\.sets\.aime-2024\.samples"),

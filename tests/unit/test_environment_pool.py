@@ -142,3 +142,34 @@ async def test_a_place_is_given_back_when_the_start_failed_and_the_episode_is_ca
         places.releasing.set()
         await settled()
         assert places.given == 1
+
+
+@pytest.mark.parametrize("where", ["close", "start"])
+async def test_a_cancellation_of_its_own_costs_neither_the_place_nor_the_episode(where: str) -> None:
+    """It awaited a task that it had cancelled: the place was held for ever, and the episode ended as in a drain."""
+
+    async def awaits_what_it_cancelled() -> None:
+        reader = asyncio.create_task(asyncio.sleep(1000))
+        reader.cancel()
+        await reader
+
+    class Careless:
+        async def close(self) -> None:
+            await awaits_what_it_cancelled()
+
+    async def start(place: Place) -> Careless:
+        if where == "start":
+            await awaits_what_it_cancelled()
+        return Careless()
+
+    places = Places()
+    settings = EnvironmentClass(hook=Hook("a:b"), capacity=2, start_timeout_s=2.0)
+    async with EnvironmentPool("box", settings, places, start).open() as found:  # type: ignore[arg-type]
+        if where == "start":
+            with pytest.raises(EnvironmentStartError, match="nobody had cancelled it"):
+                async with found.lease():
+                    pass
+        else:
+            async with found.lease():
+                pass
+    assert places.given == places.taken == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from physarum.agents.rewards.answer import Answer
 from physarum.agents.rewards.mathematics import score_math
 from physarum.configs import exact_json
-from physarum.configs.data_files import parse_row
+from physarum.configs.data_files import RowError, parse_row
 from physarum.configs.reward_types import MathReward
 
 LONG = "123456789012345678901234567890"
@@ -46,3 +46,9 @@ def test_the_right_answer_to_a_long_one_is_right() -> None:
     """It was 1.2345678901234568e+29, and scored 0."""
     row = parse_row(b'{"prompt": "x", "label": %s}' % LONG.encode(), "prompt")
     assert score_math(Answer(text=rf"\boxed{{{LONG}}}", label=row["label"], task="t"), MathReward()) == 1.0
+
+
+def test_a_prompt_that_is_null_is_no_row() -> None:
+    """As in Parquet: it was issued, and its episode had nothing to say."""
+    with pytest.raises(RowError, match=r"no `prompt` \(null\)"):
+        parse_row(b'{"prompt": null}', "prompt")
