@@ -125,7 +125,9 @@ def _returned(number: int, value: Any) -> Reply:
 
 
 def describe(error: BaseException) -> str:
-    """`ValueError: text (file.py:12)`, with the last line of the traceback."""
+    """`ValueError: text (file.py:12)`, with the last line of the traceback; of a group of errors, the first of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"

@@ -1,0 +1,21 @@
+"""What a dead letter says of a hook's error."""
+
+from __future__ import annotations
+
+import asyncio
+
+from physarum.actors.reward.worker import describe
+
+
+async def test_of_errors_that_come_together_the_first_is_named() -> None:
+    """A judge that could not be reached was "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)"."""
+
+    async def fails() -> None:
+        raise ConnectionError("the judge answered 503")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails())
+    except ExceptionGroup as error:
+        told = describe(error)
+    assert told.startswith("ConnectionError: the judge answered 503 (") and "test_reward_described.py" in told
