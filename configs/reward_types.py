@@ -254,7 +254,7 @@ class TournamentReward(ChatReward):
 
     format: Literal["anchor", "round_robin", "single_elimination", "double_elimination", "swiss"] = "swiss"
     anchors: Natural | None = None
-    """Of `anchor` (3) and of the seeding round of the eliminations (1; 0: seeds by lot)."""
+    """Of `anchor` (3) and of the seeding rounds of `single_elimination` (3) and `double_elimination` (1); 0: seeds by lot."""
     rounds: Count | None = None
     """Of `swiss`; null: ceil(log2 members) + 2."""
     both_orders: bool = True

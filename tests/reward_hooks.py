@@ -54,6 +54,12 @@ VALUES: dict[str, Any] = {
 }
 
 
+def once_told(execution: Execution, *, folder: str) -> float:
+    """Takes one byte out of a FIFO for each call."""
+    with open(Path(folder, "told"), "rb", buffering=0) as told:
+        return float(len(told.read(1)))
+
+
 async def slowly(execution: Execution) -> float:
     """Async: the loop stays the same from call to call."""
     global _loop

@@ -4,8 +4,8 @@
                           | raises, hangs, dies, returns nonsense: another try, at last buried with its reason
 
 Invariant: an execution leaves EPISODES only after its scored form is stored, or after it was buried with its reason.
-A failing hook costs its own executions their tries and nobody else anything. With `reward.group` the training executions
-go by groups instead (grouped.py).
+A failing hook costs its own executions their tries and nobody else anything, and slow rewards of evaluations hold up no
+training: each queue has room of its own. With `reward.group` the training executions go by groups instead (grouped.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from physarum.actors.reward.family import lists_children
 from physarum.actors.reward.grouped import GroupWork
 from physarum.actors.reward.judges import engines_file, judges_followed
 from physarum.actors.reward.pool import Pool
+from physarum.actors.reward.room import Room
 from physarum.actors.reward.scorer import check_sandbox, judges_token, limits_of, models_of, scorer_of
 from physarum.actors.reward.values import apply_reward
 from physarum.actors.runtime import Actor
@@ -40,8 +41,6 @@ _log = logging.getLogger(__name__)
 _QUEUES: Final[dict[str, ExecutionStream]] = {"episodes_train": "samples", "episodes_eval": "evals"}
 """The consumers of EPISODES and where their executions go."""
 _TRAINING: Final = "episodes_train"
-_PASSING: Final = 64
-"""Executions under way at once when no hook is configured."""
 
 
 class RewardActor(Actor):
@@ -51,8 +50,6 @@ class RewardActor(Actor):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._running: set[asyncio.Task[None]] = set()
-        self._freed = asyncio.Event()
         self._pool: Pool | None = None
         self._own: dict[str, Pool] = {}
         self.numbers |= {"scored": 0, "failed": 0, "timeouts": 0}
@@ -68,7 +65,8 @@ class RewardActor(Actor):
             self.become("ready")
             async with asyncio.TaskGroup() as group:
                 for name, queue in queues.items():
-                    group.create_task(self._work(queue, _QUEUES[name], group), name=name)
+                    room = Room(self._pools_of(name))
+                    group.create_task(self._work(queue, room, _QUEUES[name], group), name=name)
                 if grouped:
                     group.create_task(GroupWork(self, _TRAINING).run(), name="groups")
 
@@ -113,31 +111,19 @@ class RewardActor(Actor):
             claims=self.context.claims,
         )
 
-    async def _work(self, queue: WorkQueue, target: ExecutionStream, group: asyncio.TaskGroup) -> None:
+    def _pools_of(self, queue: str) -> list[Pool]:
+        """Where its executions are scored."""
+        shared = [] if self._pool is None else [self._pool]
+        return shared if queue == _TRAINING else [*shared, *self._own.values()]
+
+    async def _work(self, queue: WorkQueue, room: Room, target: ExecutionStream, group: asyncio.TaskGroup) -> None:
         """Leases what there is room for, until draining; the group then waits for what runs."""
         while not self.context.draining.is_set():
-            room = await unless_draining(self.context, self._room())
-            if room is None:
+            free = await unless_draining(self.context, room.free())
+            if free is None:
                 return
-            for delivery in await lease(self.context, queue, room):
-                task = group.create_task(self._handle(delivery, target), name=f"reward {delivery.sequence}")
-                self._running.add(task)
-                task.add_done_callback(self._free)
-
-    async def _room(self) -> int:
-        """Waits until another execution may be leased; how many may."""
-        while (room := self._capacity() - len(self._running)) <= 0:
-            self._freed.clear()
-            await self._freed.wait()
-        return room
-
-    def _capacity(self) -> int:
-        """Twice what the hook processes hold, so that none of them waits while scored executions are published."""
-        return _PASSING if self._pool is None else 2 * self._pool.capacity
-
-    def _free(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._freed.set()
+            for delivery in await lease(self.context, queue, free):
+                room.take(group.create_task(self._handle(delivery, target), name=f"reward {delivery.sequence}"))
 
     async def _handle(self, delivery: Delivery, target: ExecutionStream) -> None:
         opened = await self.opened(delivery)

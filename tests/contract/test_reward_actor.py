@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from physarum.actors.errors import UnrecoverableError
 from physarum.actors.reward.actor import RewardActor
 from physarum.actors.reward.family import lists_children
 from physarum.actors.wire import publish_execution, read_body, read_execution, read_header
-from physarum.bus import log
+from physarum.bus import log, names
 from physarum.bus.blobs import BlobRef, digest
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
@@ -107,6 +108,38 @@ async def test_scores_go_to_samples_and_evaluations_to_evals(tmp_path: Path, bus
     assert found["parts"].samples[0].reward_parts == {"format": 0.25, "answer": 0.5}
     assert found["umlaut"].samples[0].reward_parts == {"größe": 0.5}
     assert found["list"].samples[1].reward_parts == {"a": 2.0}
+    await nothing_left(bus)
+
+
+async def evaluations_leased(bus: Bus) -> int:
+    found = await bus.api(f"CONSUMER.INFO.{names.stream(bus.run, 'episodes')}.episodes_eval")
+    return int(found["num_ack_pending"])
+
+
+async def test_slow_rewards_of_evaluations_hold_up_no_training(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    """The room for evaluations is full of executions whose set's own hook does not return; training goes on beside them."""
+    os.mkfifo(tmp_path / "told")
+    told = os.open(tmp_path / "told", os.O_RDWR)  # both ends: nobody waits for the other
+    slow = {"hook": f"{HOOKS}:once_told", "args": {"folder": str(tmp_path)}}
+    sets = {"sets": {"slow": {"hook": "physarum.agents.calculator.environment:problems", "reward": slow}}}
+    context = reward_context(tmp_path, bus, publisher, f"evaluation={json.dumps(sets)}", "reward.concurrency=2")
+    for number in range(8):
+        one = execution(bus.run, f"eval-{number}", f"eval {number}", evaluation=True)
+        one.task.source = "eval/1/x/slow"
+        await publish_execution(context, "episodes", one)
+    try:
+        async with running(RewardActor(context)):
+            async with asyncio.timeout(DEADLINE_S):
+                while (await evaluations_leased(bus)) < 4:  # as many as fill the room beside one process
+                    await asyncio.sleep(0.01)
+            for number in range(8):
+                await publish_execution(context, "episodes", execution(bus.run, f"train-{number}", "one"))
+            await read(bus, "samples", 8)
+            assert (await log.state(bus, "evals")).messages == 0
+            os.write(told, b"x" * 8)
+            await read(bus, "evals", 8)
+    finally:
+        os.close(told)
     await nothing_left(bus)
 
 

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from physarum.agents.rewards.backend import backend_for
+from physarum.agents.rewards.errors import BackendReplyError
 from physarum.agents.rewards.tournaments.judged import score
 from physarum.bus.records import Execution, Sample, Task
 from physarum.configs.reward_types import TournamentReward
@@ -81,12 +82,33 @@ async def test_a_judge_that_prefers_the_first_prefers_nobody(tmp_path: Path) -> 
     assert len(shown) == 6
 
 
-async def test_equal_answers_tie_unasked_and_a_judge_without_a_verdict_moves_nobody(tmp_path: Path) -> None:
+async def test_equal_answers_tie_unasked(tmp_path: Path) -> None:
     async with judge(better, format="round_robin", both_orders=False) as (args, shown):
         assert await score(group(4, 4, 9), args=args, folder=str(tmp_path)) == [0.25, 0.25, 1.0]
     assert shown and (4, 4) not in shown
-    async with judge(lambda first, second: "hm", format="round_robin") as (args, _):
-        assert await score(group(1, 2, 3), args=args, folder=str(tmp_path)) == [0.5] * 3
+
+
+async def test_a_judge_without_any_verdict_has_not_judged_and_is_asked_again(tmp_path: Path) -> None:
+    async with judge(lambda first, second: "hm", format="round_robin") as (args, shown):
+        for times in (1, 2):
+            with pytest.raises(BackendReplyError, match=r"no verdict on any of 6 questions.*So: hm"):
+                await score(group(1, 2, 3), args=args, folder=str(tmp_path))
+            assert len(shown) == 6 * times
+
+
+async def test_verdicts_that_are_missing_are_logged_and_move_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with judge(lambda first, second: "hm" if 9 in (first, second) else "[[C]]", format="round_robin") as (
+        args,
+        _,
+    ):
+        assert await score(group(1, 2, 9), args=args, folder=str(tmp_path)) == [0.5] * 3
+    assert "group g: 4 of 6 questions had no verdict; the last: the judge said 'So: hm'" in caplog.text
+
+
+async def test_equal_answers_alone_need_no_verdict(tmp_path: Path) -> None:
+    assert await score(group(7, 7), args={"url": "http://127.0.0.1:9"}, folder=str(tmp_path)) == [0.5] * 2
 
 
 async def test_a_try_that_is_repeated_asks_nothing_again(tmp_path: Path) -> None:

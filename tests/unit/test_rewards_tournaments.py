@@ -1,7 +1,7 @@
 """Tournament rewards land on the members that earned them: rank correlation with a perfect judge, for every format.
 
-Two perfect judges: one says only who is better, the other by how much. No format but the full round robin can rank
-everybody by the first; what each gives is measured here, and stated in docs/rewards.md.
+Two perfect judges: one says only who is better, the other by how much. Only the full round robin ranks everybody right by the
+first, but every format comes to 0.9 on average; what each gives is stated in docs/rewards.md.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def correlations(
     return found
 
 
-SIZES = (4, 7, 16, 64)
+SIZES = (4, 7, 8, 16, 64)
 
 
 @pytest.mark.parametrize("name", list(FORMATS))
@@ -70,19 +70,17 @@ def test_a_judge_that_says_how_much_is_followed_by_every_format(name: str) -> No
         assert min(correlations(name, says_how_much, members, draws=4)) >= 0.9
 
 
-@pytest.mark.parametrize("name", ["anchor", "round_robin", "double_elimination", "swiss"])
-def test_a_judge_that_only_says_who_is_followed_on_average(name: str) -> None:
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_judge_that_only_says_who_is_followed_by_every_format_on_average(name: str) -> None:
     for members in SIZES:
-        draws = 2 if name == "round_robin" else 12
+        draws = 2 if name == "round_robin" else 24
         assert np.mean(correlations(name, says_who, members, draws)) >= 0.9
 
 
-def test_single_elimination_ranks_coarsely_unless_its_seeds_are_good() -> None:
-    """Half of the members lose in the first round: nothing more is known of them than whom they lost to."""
-    for members in SIZES:
-        plain = np.mean(correlations("single_elimination", says_who, members, draws=12))
-        assert 0.7 <= plain <= 0.96
-        assert np.mean(correlations("single_elimination", says_who, members, 12, anchors=3)) >= 0.9
+def test_a_single_elimination_with_one_anchor_ranks_coarsely() -> None:
+    """Why it has three: half of the members lose in the first round, and nothing more is known of them than to whom."""
+    for members in (16, 64):
+        assert np.mean(correlations("single_elimination", says_who, members, draws=12, anchors=1)) < 0.9
 
 
 @pytest.mark.parametrize("name", list(FORMATS))
@@ -95,7 +93,7 @@ def test_the_best_member_comes_first_and_the_number_of_comparisons_is_as_stated(
     most = {
         "anchor": anchors * (members - anchors) + anchors * (anchors - 1) // 2,
         "round_robin": everybody,
-        "single_elimination": 2 * (members - 1),
+        "single_elimination": 4 * (members - 1),
         "double_elimination": 3 * members,
         "swiss": (math.ceil(math.log2(members)) + 2) * (members // 2),
     }
@@ -129,12 +127,27 @@ def test_any_judge_gives_scores_that_sum_to_half_and_no_pair_meets_twice(
     assert standing.comparisons == len(asked)
 
 
-@pytest.mark.parametrize("name", ["anchor", "round_robin", "swiss"])
-def test_a_judge_that_cannot_tell_puts_nobody_above_another(name: str) -> None:
-    async def silent(one: int, other: int) -> None:
-        return None
+@pytest.mark.parametrize("says", [None, 0.5])
+@pytest.mark.parametrize("members", [2, 4, 5, 16])
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_judge_that_cannot_tell_puts_nobody_above_another(name: str, members: int, says: float | None) -> None:
+    async def undecided(one: int, other: int) -> float | None:
+        return says
 
-    assert asyncio.run(FORMATS[name](5, silent, random.Random(0))).scores == [0.5] * 5
+    assert asyncio.run(FORMATS[name](members, undecided, random.Random(0))).scores == [0.5] * members
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", ["single_elimination", "double_elimination"])
+def test_who_left_by_lot_shares_the_place_of_who_played_on(name: str, seed: int) -> None:
+    """Two best answers that the judge finds equal are both first, and no worse one is between them."""
+    worth = random.Random(seed).sample([9, 9, 3, 2, 1], 5)
+
+    async def judge(one: int, other: int) -> float:
+        return 0.5 if worth[one] == worth[other] else float(worth[one] > worth[other])
+
+    made = asyncio.run(FORMATS[name](5, judge, random.Random(seed), anchors=0)).scores
+    assert {score for score, value in zip(made, worth, strict=True) if value == 9} == {0.875}
 
 
 async def test_an_abstention_is_no_draw() -> None:

@@ -2,11 +2,12 @@
 
     anchor               k (n - k) + k (k - 1) / 2   everybody against k anchors
     round robin          n (n - 1) / 2               everybody against everybody
-    single elimination   n - 1, and an anchor's round for the seeds
+    single elimination   n - 1, and the anchors' rounds for the seeds
     double elimination   2 n - 2 or 2 n - 1, and an anchor's round for the seeds
     Swiss                up to n / 2 in each round, equals against equals
 
-Invariant: a result holds one score in [0, 1] per member, in the members' order (matches.scores).
+Invariant: a result holds one score in [0, 1] per member, in the members' order (matches.scores). Lots decide who meets whom,
+and who plays on where a match was not decided; they place nobody above another.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ async def round_robin(members: int, judge: Judge, rng: random.Random) -> Standin
     return Standing(scores([(rating,) for rating in table.ratings()]), table.comparisons)
 
 
-async def single_elimination(members: int, judge: Judge, rng: random.Random, anchors: int = 1) -> Standing:
-    """Who loses is out. Places follow from the round, and within it from the ratings of all matches."""
+async def single_elimination(members: int, judge: Judge, rng: random.Random, anchors: int = 3) -> Standing:
+    """Who loses is out. Places follow from the round, and within it from the ratings of all matches: half of the members
+    lose in the first one, so with fewer anchors the order of these is hardly known."""
     return await _elimination(members, judge, rng, lives=1, anchors=anchors)
 
 
@@ -100,14 +102,29 @@ async def _elimination(members: int, judge: Judge, rng: random.Random, *, lives:
     seeds = table.ratings()
     lots = rng.sample(range(members), members)
     strength = sorted(range(members), key=lambda member: (-round(seeds[member], 9), lots[member]))
-    left_out_in = await _knocked_out(table, strength, lives)
+    exits = await _knocked_out(table, strength, lives)
     ratings = table.ratings()
-    keys = [(float(left_out_in[member]), ratings[member]) for member in range(members)]
+    keys = [_key(member, exits, ratings) for member in range(members)]
     return Standing(scores(keys), table.comparisons)
 
 
-async def _knocked_out(table: Table, strength: list[int], lives: int) -> dict[int, int]:
-    """The round in which each member left; the last one has the highest number. `strength`: members, strongest seed first."""
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """How a member left: in which round, and who played on in its place where the match was not decided."""
+
+    number: int
+    heir: int | None = None
+
+
+def _key(member: int, exits: dict[int, _Exit], ratings: list[float]) -> tuple[float, float]:
+    """By which members are placed. Who left undecided is as good as who played on in its place: it shares that one's."""
+    while (heir := exits[member].heir) is not None:
+        member = heir
+    return float(exits[member].number), ratings[member]
+
+
+async def _knocked_out(table: Table, strength: list[int], lives: int) -> dict[int, _Exit]:
+    """How each member left; the last one in the highest round. `strength`: members, strongest seed first."""
     lost, left, number = dict.fromkeys(strength, 0), {}, 0
     while len(lost) > 1:
         number += 1
@@ -117,12 +134,12 @@ async def _knocked_out(table: Table, strength: list[int], lives: int) -> dict[in
             pairs = [(pool[0], other[0]) for pool, other in itertools.pairwise(pools) if pool and other]
         await table.play(pairs)
         for pair in pairs:
-            loser = _loser(pair, table, strength)
+            winner, loser, decided = _played(pair, table, strength)
             lost[loser] += 1
             if lost[loser] == lives:
                 del lost[loser]
-                left[loser] = number
-    return {**left, next(iter(lost)): number + 1}
+                left[loser] = _Exit(number, None if decided else winner)
+    return {**left, next(iter(lost)): _Exit(number + 1)}
 
 
 def _best_and_worst(pool: list[int]) -> list[Pair]:
@@ -130,12 +147,13 @@ def _best_and_worst(pool: list[int]) -> list[Pair]:
     return [(pool[place], pool[-1 - place]) for place in range(len(pool) // 2)]
 
 
-def _loser(pair: Pair, table: Table, strength: list[int]) -> int:
-    """Of a draw, or where the judge could not tell, the one with the weaker seed."""
+def _played(pair: Pair, table: Table, strength: list[int]) -> tuple[int, int, bool]:
+    """Winner, loser, and whether the judge said so. Of a draw, or where it could not tell, the stronger seed plays on."""
     outcome = table.outcome(*pair)
     if outcome is None or outcome == 0.5:
-        return max(pair, key=strength.index)
-    return pair[1] if outcome > 0.5 else pair[0]
+        winner, loser = sorted(pair, key=strength.index)
+        return winner, loser, False
+    return (*pair, True) if outcome > 0.5 else (*pair[::-1], True)
 
 
 Format = Callable[..., Awaitable[Standing]]
