@@ -14,16 +14,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from physarum.actors import eval_sets
 from physarum.actors.context import Context
 from physarum.actors.errors import BadHookResultError, HookFailedError
 from physarum.actors.leasing import lease
-from physarum.actors.reward.errors import HookTimeoutError
+from physarum.actors.reward.errors import HookTimeoutError, JudgesAwayError, ServiceUnavailableError
 from physarum.actors.reward.family import lists_children
 from physarum.actors.reward.grouped import GroupWork
-from physarum.actors.reward.judges import engines_file, judges_followed
+from physarum.actors.reward.judges import Judges, engines_file, judges_followed
 from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.room import Room
 from physarum.actors.reward.scorer import check_sandbox, judges_token, limits_of, models_of, scorer_of
@@ -50,6 +50,7 @@ class RewardActor(Actor):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self._judges: Judges | None = None
         self._pool: Pool | None = None
         self._own: dict[str, Pool] = {}
         self.numbers |= {"scored": 0, "failed": 0, "timeouts": 0}
@@ -57,7 +58,7 @@ class RewardActor(Actor):
     async def run(self) -> None:
         grouped = self.config.reward.group is not None
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(judges_followed(self.context))
+            self._judges = await stack.enter_async_context(judges_followed(self.context))
             self._pool = await stack.enter_async_context(self._hook_processes())
             self._own = await self._pools_of_sets(stack)
             alone = [name for name in _QUEUES if not (grouped and name == _TRAINING)]
@@ -147,11 +148,27 @@ class RewardActor(Actor):
         pool = eval_sets.own(execution.task, self._own, self._pool)
         try:
             if pool is not None:
-                apply_reward(execution, await pool.score(body), self.config.reward.weights)
+                value = await (self.judged(pool, body) if pool is self._pool else pool.score(body))
+                apply_reward(execution, value, self.config.reward.weights)
         except (HookFailedError, BadHookResultError) as error:
             await self.fail(delivery, error)
             return False
         return True
+
+    async def judged(self, pool: Pool, *bodies: bytes) -> Any:
+        """As `pool.score`, of a hook that may ask engines of this run: while none is ready it is not called, and what fails
+        meanwhile is called again, so that it is no failed try. Raises JudgesAwayError when draining begins before."""
+        judges = self._judges
+        assert judges is not None  # run() opened it
+        while True:
+            if await unless_draining(self.context, judges.ready.wait()) is None:
+                raise JudgesAwayError("no judge is ready, and the actor drains")
+            before = judges.losses
+            try:
+                return await pool.score(*bodies)
+            except ServiceUnavailableError:
+                if judges.losses == before:
+                    raise
 
     async def publish(self, delivery: Delivery, target: ExecutionStream, execution: Execution) -> None:
         """Stores the scored execution, then acknowledges the delivery."""
@@ -166,7 +183,10 @@ class RewardActor(Actor):
         self.progressed()
 
     async def fail(self, delivery: Delivery, error: Exception, said: str = "") -> None:
-        """Ends the delivery by another try, or for good when this was the last one."""
+        """Ends the delivery by another try, or for good when this was the last one; one that could not begin goes back."""
+        if isinstance(error, JudgesAwayError):
+            await delivery.give_back()
+            return
         self.numbers["failed"] += 1
         self.numbers["timeouts"] += isinstance(error, HookTimeoutError)
         await delivery.retry(f"{said}{error}")

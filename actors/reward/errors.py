@@ -13,5 +13,13 @@ class HookDiedError(HookFailedError):
     """The hook's process ended during the call: os._exit, a crash, or the kernel's memory killer."""
 
 
+class ServiceUnavailableError(HookFailedError):
+    """The hook gave up on a service that it asks, of this run or another."""
+
+
+class JudgesAwayError(HookFailedError):
+    """The actor drains while no engine is ready that the hook would ask: that is nobody's failed try."""
+
+
 class HookProcessError(ActorError):
     """A hook process did not start, or spoke nonsense."""

@@ -39,10 +39,12 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
 
 
 class Raised(msgspec.Struct, frozen=True, tag="raised"):
-    """The hook raised: exception, message and the place of the last traceback line."""
+    """The hook raised: exception, message and the place of the last traceback line. `unavailable`: a service that it asks
+    did not answer."""
 
     number: int
     reason: str
+    unavailable: bool = False
 
 
 class Unusable(msgspec.Struct, frozen=True, tag="unusable"):

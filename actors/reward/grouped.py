@@ -113,7 +113,7 @@ class GroupWork:
     async def _score(self, name: str, group: Gathered[Member], pool: Pool) -> None:
         compared, doubles = group.compared, list(group.doubles)
         try:
-            values = _checked(await pool.score(*(member.body for member in compared)), len(compared))
+            values = _checked(await self._actor.judged(pool, *(member.body for member in compared)), len(compared))
             pairs = [*zip(compared, values, strict=True), *((member, values[place]) for place, member in doubles)]
             for member, value in pairs:
                 apply_reward(member.execution, value, self._actor.config.reward.weights)

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from physarum.actors.errors import BadHookResultError, HookFailedError
-from physarum.actors.reward.errors import HookDiedError, HookTimeoutError
+from physarum.actors.reward.errors import HookDiedError, HookTimeoutError, ServiceUnavailableError
 from physarum.actors.reward.frames import Answered, Call, Limits, Overdue, Raised, Reply, Returned
 from physarum.actors.reward.process import HookProcess, ProcessEndedError
 
@@ -192,7 +192,8 @@ class _Lane:
         if isinstance(reply, Returned):
             one.succeed(reply.value)
         elif isinstance(reply, Raised):
-            one.fail(HookFailedError(f"the reward hook raised {reply.reason}"))
+            kind = ServiceUnavailableError if reply.unavailable else HookFailedError
+            one.fail(kind(f"the reward hook raised {reply.reason}"))
         elif isinstance(reply, Overdue):
             one.fail(self._overdue("it was cancelled"))
         else:

@@ -36,6 +36,7 @@ from physarum.actors.reward.frames import (
 )
 from physarum.actors.reward.reaper import start_under_keeper
 from physarum.actors.reward.values import EXPECTED
+from physarum.agents.rewards.errors import BackendUnavailableError
 from physarum.bus.codec import decode
 from physarum.bus.errors import CodecError
 from physarum.bus.records import Execution
@@ -96,7 +97,7 @@ async def answer_in_time(call: Call, hook: Hook, args: dict[str, Any], limits: L
             if inspect.isawaitable(value):
                 value = await value
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
-        return Overdue(call.number) if deadline.expired() else Raised(call.number, describe(error))
+        return Overdue(call.number) if deadline.expired() else raised(call.number, error)
     return _returned(call.number, value)
 
 
@@ -107,7 +108,7 @@ def answer(call: Call, hook: Hook, args: dict[str, Any], limits: Limits, runner:
         if inspect.isawaitable(value):
             value = runner.run(_awaited(value))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
-        return Raised(call.number, describe(error))
+        return raised(call.number, error)
     return _returned(call.number, value)
 
 
@@ -124,10 +125,15 @@ def _returned(number: int, value: Any) -> Reply:
         return Unusable(number, str(error))
 
 
-def describe(error: BaseException) -> str:
-    """`ValueError: text (file.py:12)`, with the last line of the traceback; of a group of errors, the first of them."""
+def raised(number: int, error: BaseException) -> Raised:
+    """The reply for a call that raised; of a group of errors, the first one counts."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return Raised(number, describe(error), isinstance(error, BackendUnavailableError))
+
+
+def describe(error: BaseException) -> str:
+    """`ValueError: text (file.py:12)`, with the last line of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"

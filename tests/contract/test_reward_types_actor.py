@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import orjson
 import pytest
 from actor_fixture import eventually, make_context, running
 from aiohttp import web
@@ -33,6 +34,7 @@ from physarum.agents.rewards.backend import opened
 from physarum.agents.rewards.chat import PATH, completion
 from physarum.agents.rewards.chat import said as chat_text
 from physarum.agents.tokenizer import FolderTokenizer
+from physarum.bus import log
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
 from physarum.bus.log import LogEntry, LogReader
@@ -192,6 +194,78 @@ async def test_a_judge_of_this_run_is_waited_for_and_followed_to_its_new_address
         await eventually(lambda: other.encode() in file.read_bytes())
         await publish_execution(context, "episodes", said(context, "b", "second", None))
         assert await rewards(context, 2) == {"a": 0.3, "b": 0.7}
+
+
+ONE_TRY = (
+    "reward.type=judge", "reward.args.engine=judge", "reward.args.attempts=1", "engines.judge.model=./judge",
+    "reward.concurrency=2", "bus.max_deliver=1",
+)  # fmt: skip
+
+
+@asynccontextmanager
+async def failing_judge(meanwhile: Callable[[], Awaitable[None]]) -> AsyncIterator[str]:
+    """A server that answers 503, after `meanwhile`; its address."""
+
+    async def handle(request: web.Request) -> web.Response:
+        await meanwhile()
+        return web.Response(status=503)
+
+    async with answering("/v1/chat/completions", handle) as url:
+        yield url
+
+
+async def test_what_a_judge_that_leaves_did_not_judge_waits_for_the_next_one_and_has_lost_no_try(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    """It used up all tries of an execution: five of 26 s, where a judge may need ten minutes to start."""
+    context = typed(tmp_path, bus, publisher, *ONE_TRY)
+    file, left = engines_file(context), asyncio.Event()
+
+    async def leave() -> None:
+        await present(bus, publisher, "http://127.0.0.1:9", 2, "starting")
+        await eventually(lambda: orjson.loads(file.read_bytes()) == {"judge": []})
+        left.set()
+
+    async with running(RewardActor(context)), failing_judge(leave) as one, judge("Score: 7") as other:
+        await present(bus, publisher, one, 1)
+        await publish_execution(context, "episodes", said(context, "a", "first", None))
+        async with asyncio.timeout(DEADLINE_S):
+            await left.wait()
+        await publish_execution(context, "episodes", said(context, "b", "second", None))
+        await present(bus, publisher, other, 3)
+        assert await rewards(context, 2) == {"a": 0.7, "b": 0.7}
+
+
+async def test_an_actor_that_drains_while_no_judge_is_ready_gives_back(
+    tmp_path: Path, bus: Bus, publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = typed(tmp_path, bus, publisher, *ONE_TRY, "bus.max_deliver=3")  # to drain is a delivery, as for everybody
+    gone = asyncio.Event()
+
+    async def leave() -> None:
+        await present(bus, publisher, "http://127.0.0.1:9", 2, "starting")
+        await eventually(lambda: "no engine of judge is ready" in caplog.text)
+        gone.set()
+
+    async with running(RewardActor(context)), failing_judge(leave) as one:
+        await present(bus, publisher, one, 1)
+        await publish_execution(context, "episodes", said(context, "a", "first", None))
+        async with asyncio.timeout(DEADLINE_S):
+            await gone.wait()
+    assert (await log.state(bus, "episodes")).messages == 1
+    assert (await log.state(bus, "dead")).messages == 0
+
+
+async def test_a_judge_that_is_there_and_fails_costs_a_try(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    async def stay() -> None:
+        pass
+
+    context = typed(tmp_path, bus, publisher, *ONE_TRY)
+    async with running(RewardActor(context)), failing_judge(stay) as one:
+        await present(bus, publisher, one, 1)
+        await publish_execution(context, "episodes", said(context, "a", "first", None))
+        (letter,) = [decode(entry.data, DeadLetter) for entry in await entries(bus, "dead", 1)]
+    assert "engine group judge gave no score in 1 of 1 requests" in letter.reason
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from physarum.actors.reward.worker import describe
+from physarum.actors.reward.worker import raised
 
 
 async def test_of_errors_that_come_together_the_first_is_named() -> None:
@@ -17,5 +17,6 @@ async def test_of_errors_that_come_together_the_first_is_named() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(fails())
     except ExceptionGroup as error:
-        told = describe(error)
-    assert told.startswith("ConnectionError: the judge answered 503 (") and "test_reward_described.py" in told
+        told = raised(1, error)
+    assert told.reason.startswith("ConnectionError: the judge answered 503 (")
+    assert "test_reward_described.py" in told.reason and not told.unavailable
