@@ -91,11 +91,13 @@ async def read_task(context: Context, headers: dict[str, str], data: bytes) -> T
         return task
 
 
-async def publish_execution(context: Context, key: ExecutionStream, execution: Execution) -> PubAck:
+async def publish_execution(
+    context: Context, key: ExecutionStream, execution: Execution, compared: int | None = None
+) -> PubAck:
     """Stores an execution with its header; a large body is made durable in the blob stores first, and kept there until the
     message that refers to it is stored. Raises CodecError for what has no wire form, HeaderTooLargeError among them."""
     body = encode(execution)
-    headers = {RECORD_HEADER: _record_header(execution, digest(body))}
+    headers = {RECORD_HEADER: _record_header(execution, digest(body), compared)}
     subject = names.subject(context.bus.run, key, purpose(execution.task), execution.task.id)
     message_id = f"{key}/{execution.id}"
     if len(body) <= context.config.bus.inline_limit_bytes:
@@ -107,18 +109,24 @@ async def publish_execution(context: Context, key: ExecutionStream, execution: E
 
 
 async def publish_scored(
-    context: Context, key: ExecutionStream, execution: Execution, headers: dict[str, str], data: bytes
+    context: Context,
+    key: ExecutionStream,
+    execution: Execution,
+    headers: dict[str, str],
+    data: bytes,
+    compared: int | None = None,
 ) -> PubAck:
     """Stores what `headers` and `data` of EPISODES hold, scored: the body (or the blob) is the very same, the scores are in
-    the header; where they are too large for it, they are in a new body. `execution`: the body with its scores.
+    the header; where they are too large for it, they are in a new body. `execution`: the body with its scores; `compared`: as
+    ExecutionHeader has it.
 
     Raises HeaderTooLargeError."""
     found = {
-        RECORD_HEADER: _record_header(execution, read_header(headers).digest),
+        RECORD_HEADER: _record_header(execution, read_header(headers).digest, compared),
         SCORES_HEADER: msgspec.json.encode(scores_of(execution)).decode(),
     }
     if _size(found[SCORES_HEADER]) > _SCORES_BYTES or sum(map(_size, found.values())) > _HEADERS_BYTES:
-        return await publish_execution(context, key, execution)
+        return await publish_execution(context, key, execution, compared)
     subject = names.subject(context.bus.run, key, purpose(execution.task), execution.task.id)
     ref = reference(headers)
     if ref is not None:
@@ -127,8 +135,8 @@ async def publish_scored(
     return await context.publisher.publish(subject, data, message_id=f"{key}/{execution.id}", headers=found)
 
 
-def _record_header(execution: Execution, body_digest: str) -> str:
-    text = msgspec.json.encode(execution_header(execution, body_digest)).decode()
+def _record_header(execution: Execution, body_digest: str, compared: int | None) -> str:
+    text = msgspec.json.encode(execution_header(execution, body_digest, compared)).decode()
     if _size(text) > _HEADERS_BYTES:
         spans = sum(len(sample.spans) for sample in execution.samples)
         raise HeaderTooLargeError(

@@ -223,7 +223,11 @@ class SampleHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """Header schema v1 of one SAMPLES message: enough to plan a step from headers only."""
+    """Header schema v1 of one SAMPLES message: enough to plan a step from headers only.
+
+    `compared`: how many members of the group, this one among them, were given their rewards together; 0: it came after that;
+    None: it was scored by itself.
+    """
 
     execution: str
     task: str
@@ -236,6 +240,7 @@ class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     digest: str
     samples: list[SampleHeader]
+    compared: int | None = None
 
     @property
     def reward(self) -> float | None:
@@ -291,8 +296,8 @@ def sample_header(sample: Sample) -> SampleHeader:
     )
 
 
-def execution_header(execution: Execution, digest: str) -> ExecutionHeader:
-    """The header that travels with `execution`; `digest` is of the message's body."""
+def execution_header(execution: Execution, digest: str, compared: int | None = None) -> ExecutionHeader:
+    """The header that travels with `execution`; `digest` is of the message's body, `compared` as the header has it."""
     task = execution.task
     return ExecutionHeader(
         execution=execution.id,
@@ -306,4 +311,5 @@ def execution_header(execution: Execution, digest: str) -> ExecutionHeader:
         tenant=task.tenant,
         digest=digest,
         samples=[sample_header(sample) for sample in execution.samples],
+        compared=compared,
     )

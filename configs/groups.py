@@ -14,7 +14,8 @@ class GroupsConfig(Section):
     """A group goes on with the first so many members (`source.group_size` is more then: over-provision); the others are cut off
     where they are, and dropped(late). Null: all of them. Long answers lose: see docs/rollout.md."""
     deadline_s: Seconds | None = None
-    """From a group's first execution in the trainer; null waits for every member. Later ones are dropped(late)."""
+    """From a group's first execution in the trainer (with `reward.group`: where it is gathered); null waits for every member.
+    Later ones are dropped(late)."""
     refills: Natural = 1
     """Replacements (the same task, next attempt) asked for a member that was dead-lettered, before it is given up."""
     min_members: Count = 1

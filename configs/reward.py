@@ -47,7 +47,8 @@ class GroupRewardConfig(Section):
     timeout_s: Seconds = 300.0
     """For one group."""
     wait_s: Seconds = 900.0
-    """After the last member came; then the group is scored without those that did not come."""
+    """After the last member came; then the group is scored and trained without those that did not come. `groups.enough` and
+    `groups.deadline_s` hold too."""
 
     @model_validator(mode="after")
     def _one(self) -> GroupRewardConfig:

@@ -29,3 +29,8 @@ def own(execution: Execution) -> float:
     if execution.task.prompt == "bad":
         raise ValueError("cannot be scored")
     return float(execution.task.prompt)
+
+
+def in_order(executions: list[Execution]) -> list[float]:
+    """Each member's place among those that were compared; it says nothing, but nobody else could have given it."""
+    return [place / len(executions) for place in range(len(executions))]

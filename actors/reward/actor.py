@@ -170,10 +170,12 @@ class RewardActor(Actor):
                 if judges.losses == before:
                     raise
 
-    async def publish(self, delivery: Delivery, target: ExecutionStream, execution: Execution) -> None:
-        """Stores the scored execution, then acknowledges the delivery."""
+    async def publish(
+        self, delivery: Delivery, target: ExecutionStream, execution: Execution, compared: int | None = None
+    ) -> None:
+        """Stores the scored execution, then acknowledges the delivery. `compared`: as ExecutionHeader has it."""
         try:
-            await publish_scored(self.context, target, execution, delivery.headers, delivery.data)
+            await publish_scored(self.context, target, execution, delivery.headers, delivery.data, compared)
         except CodecError as error:
             self.numbers["failed"] += 1
             await delivery.bury(f"a scored execution has no wire form: {error}")

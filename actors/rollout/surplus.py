@@ -42,7 +42,8 @@ class Surplus:
     def wanted(self) -> bool:
         """Whether groups are closed before all of their members are there."""
         groups = self._context.config.groups
-        return groups.enough is not None or groups.deadline_s is not None
+        grouped = self._context.config.reward.group is not None
+        return grouped or groups.enough is not None or groups.deadline_s is not None
 
     async def follow(self) -> None:
         """Reads the records that are made from now on, for ever."""

@@ -6,8 +6,6 @@ caller and then applied here, so that a trainer that starts anew comes to the sa
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from physarum.bus.ledger import GroupClosedRecord, RefillRecord
@@ -45,13 +43,16 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
 
 class Group(msgspec.Struct):
     """Members by index. `given_up`: will not come, or only too late; `first_at`: when the first one came, or the last
-    one was asked for again."""
+    one was asked for again; `compared`: how many were given their rewards together (0: each its own), `answered`: those of them
+    that came, whatever became of them."""
 
     name: str
     size: int
     first_at: float
     members: dict[int, Arrived] = {}
     given_up: set[int] = set()
+    compared: int = 0
+    answered: set[int] = set()
 
     @property
     def closed(self) -> bool:
@@ -83,6 +84,7 @@ class Groups:
         self._closings: dict[str, GroupClosedRecord] = {}
         self._gone: dict[str, set[int]] = {}
         self._asked: dict[tuple[str, int], RefillRecord] = {}
+        self._comparing = False
 
     @property
     def complete(self) -> int:
@@ -140,6 +142,14 @@ class Groups:
             return None
         return "duplicate" if present.header.attempt == header.attempt else "late"
 
+    def answered(self, header: ExecutionHeader, now: float) -> None:
+        """A member came whose reward was given together with others': the group goes on with these (then it is `overdue`)."""
+        if header.compared:
+            self._comparing = True
+            group = self._group(header.group, header.group_size, now)
+            group.compared = max(group.compared, header.compared)
+            group.answered.add(header.member)
+
     def bury(self, dead: DeadMember, now: float) -> RefillRecord | None:
         """A member's task is dead: the refill to record (then call `asked`), or None, and it is given up."""
         if self._asked_after(dead.group, dead.member, dead.attempt):
@@ -166,7 +176,7 @@ class Groups:
             del group.members[member]
         refill = None
         if not self._asked_after(name, member, header.attempt):
-            refill = self._refill(lost, reason)
+            refill = None if group.compared else self._refill(lost, reason)  # which would be compared with nobody
             if refill is None:
                 group.given_up.add(member)
         self._note(group)
@@ -240,13 +250,17 @@ class Groups:
 
     def overdue(self, now: float) -> list[GroupClosedRecord]:
         """What to record of the groups whose deadline has passed, or that have enough members; then `close` each."""
-        enough = self._rules.enough
-        limit = math.inf if self._rules.deadline_s is None else self._rules.deadline_s
-        if enough is None and limit == math.inf:
+        if self._rules.enough is None and self._rules.deadline_s is None and not self._comparing:
             return []
         started = [group for group in self._open.values() if group.members]
-        due = [one for one in started if now - one.first_at >= limit or len(one.members) >= (enough or one.size)]
-        return [self._closing(group) for group in due]
+        return [self._closing(group) for group in started if self._is_due(group, now)]
+
+    def _is_due(self, group: Group, now: float) -> bool:
+        if self._rules.deadline_s is not None and now - group.first_at >= self._rules.deadline_s:
+            return True
+        if group.compared:
+            return len(group.answered) >= group.compared
+        return len(group.members) >= (self._rules.enough or group.size)
 
     def close(self, record: GroupClosedRecord) -> list[Arrived]:
         """Applies a recorded closing (also of a group that has yet to be read again); returns what it drops."""

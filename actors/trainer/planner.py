@@ -94,6 +94,8 @@ class Planner:
         unwanted = self._unwanted(header) if refused is None else None
         if refused != "duplicate" and header.samples:
             self.selection.generated(header.trainable)
+        if refused is None and unwanted != "uncompared":
+            self.groups.answered(header, now)
         if unwanted is not None:
             self.groups.give_up(header.group, header.group_size, header.member, now)
             self._drops.add(arrived, unwanted, now)
@@ -262,8 +264,10 @@ class Planner:
         return any(self._attempt_left(one, start + member, member) for member in range(one.group_size))
 
     def _unwanted(self, header: ExecutionHeader) -> str | None:
-        """An execution may hold nothing of this policy, a sequence above the token budget cannot be trained at all, and a
-        filter may refuse one; its group goes on without it."""
+        """An execution may have come when the others' rewards were given, or hold nothing of this policy, a sequence above the
+        token budget cannot be trained at all, and a filter may refuse one; its group goes on without it."""
+        if header.compared == 0:
+            return "uncompared"
         if not header.samples:
             return "absent"
         if any(sample.tokens > self._rules.max_sequence_tokens for sample in header.samples):

@@ -16,7 +16,7 @@ from bus_fixture import DEADLINE_S
 from physarum.actors.context import Context
 from physarum.actors.reward.actor import RewardActor
 from physarum.actors.reward.grouped import LEASE
-from physarum.actors.wire import publish_execution, read_execution
+from physarum.actors.wire import publish_execution, read_execution, read_header
 from physarum.bus import log
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
@@ -75,6 +75,12 @@ async def rewards(context: Context, count: int, key: StreamKey = "samples") -> d
     return {one.id: one.samples[0].reward for one in found}
 
 
+async def compared(bus: Bus, count: int) -> dict[str, int | None]:
+    """By execution."""
+    headers = [read_header(one.headers) for one in await entries(bus, "samples", count)]
+    return {one.execution: one.compared for one in headers}
+
+
 async def left(bus: Bus) -> int:
     return (await log.state(bus, "episodes")).messages
 
@@ -103,8 +109,28 @@ async def test_a_group_is_not_scored_before_its_last_member_unless_nobody_comes_
     async with running(RewardActor(context)):
         await submit(context, member(bus.run, "g", 0, "5"), member(bus.run, "g", 2, "7"))
         assert await rewards(context, 2) == {"g/0:x": 0.0, "g/2:x": 1.0}
-        await submit(context, member(bus.run, "g", 1, "6"))  # too late: it is alone
-        assert (await rewards(context, 3))["g/1:x"] == 0.0
+        await submit(context, member(bus.run, "g", 1, "6"))  # too late: nobody is left to compare it with
+        assert (await rewards(context, 3))["g/1:x"] is None
+        assert await compared(bus, 3) == {"g/0:x": 2, "g/2:x": 2, "g/1:x": 0}
+    assert await left(bus) == 0
+
+
+async def test_a_group_of_which_enough_came_waits_for_nobody(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    context = context_of(tmp_path, bus, publisher, "groups.enough=2", f"source.group_size={SIZE}")
+    async with running(RewardActor(context)):
+        await submit(context, member(bus.run, "g", 2, "5"), member(bus.run, "g", 0, "7"))
+        assert await rewards(context, 2) == {"g/0:x": 1.0, "g/2:x": 0.0}
+        await submit(context, member(bus.run, "g", 1, "6"))
+        assert await compared(bus, 3) == {"g/0:x": 2, "g/2:x": 2, "g/1:x": 0}
+    assert await left(bus) == 0
+
+
+async def test_a_groups_deadline_counts_from_its_first_member(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
+    """`groups.deadline_s` did nothing here: the group waited for `wait_s` after each member."""
+    context = context_of(tmp_path, bus, publisher, "groups.deadline_s=0.5")
+    async with running(RewardActor(context)):
+        await submit(context, member(bus.run, "g", 0, "5"))
+        assert await rewards(context, 1) == {"g/0:x": 0.0}
     assert await left(bus) == 0
 
 

@@ -35,8 +35,30 @@ def test_an_incomplete_group_is_taken_as_it_stands_and_only_once() -> None:
     gathering: Gathering[str] = Gathering()
     gathering.add(task("a", 1), "b")
     group = gathering.take("a")
-    assert group is not None and group.compared == ["b"] and not group.complete
+    assert group is not None and group.compared == ["b"] and len(group.members) < group.size
     assert gathering.take("a") is None
+
+
+def test_a_group_is_handed_out_when_enough_came_and_who_comes_while_it_is_compared_is_told_apart() -> None:
+    gathering: Gathering[str] = Gathering(enough=2)
+    assert gathering.add(task("a", 3, 5), "d") is None
+    group = gathering.add(task("a", 0, 5), "a")
+    assert group is not None and group.compared == ["a", "d"]
+    for member, name in enumerate("bce"):  # as many as would be enough again
+        assert gathering.add(task("a", 1 + member, 5), name) is None
+    assert gathering.take("a") is None and not gathering.is_settled("a")
+    assert gathering.settle("a") == ["b", "c", "e"]
+    assert gathering.is_settled("a") and gathering.waiting == 0
+
+
+def test_what_came_while_a_comparison_failed_waits_for_those_that_come_again() -> None:
+    gathering: Gathering[str] = Gathering(enough=2)
+    gathering.add(task("a", 0), "a")
+    assert gathering.add(task("a", 1), "b") is not None
+    gathering.add(task("a", 2), "c")
+    assert gathering.failed("a") and not gathering.is_settled("a")
+    group = gathering.add(task("a", 0), "a again")
+    assert group is not None and group.compared == ["a again", "c"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=40))
@@ -46,7 +68,10 @@ def test_nothing_is_lost_or_handed_out_twice(arrivals: list[tuple[str, int]]) ->
     for number, (name, member) in enumerate(arrivals):
         group = gathering.add(task(name, member), number)
         if group is not None:
-            out += [*group.compared, *(one for _, one in group.doubles)]
+            assert group.all and sorted(group.all) == sorted([*group.compared, *(one for _, one in group.doubles)])
+            out += [*group.all, *gathering.settle(name)]
+        elif gathering.is_settled(name):
+            out += gathering.settle(name)
     for name in "abc":
         if (group := gathering.take(name)) is not None:
             out += [*group.compared, *(one for _, one in group.doubles)]

@@ -335,6 +335,54 @@ def test_a_group_goes_on_with_the_first_that_are_enough_and_the_rest_is_late() -
     assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "late")]
 
 
+def compared(ordinal: int, members: int, reward: float = 0.0) -> ExecutionHeader:
+    return msgspec.structs.replace(header(ordinal, reward), compared=members)
+
+
+def test_a_group_goes_on_with_those_that_were_compared_with_each_other() -> None:
+    """Who came when the others' rewards were given has a place among nobody, whatever the group's deadline."""
+    planner = Planner(rules(deadline_s=100.0))
+    planner.admit(Arrived(1, compared(1, 1)))
+    [closing] = planner.groups.overdue(0.0)
+    assert (closing.members, closing.missing, closing.trained) == ([1], [0], True)
+    planner.apply(closing)
+    planner.admit(Arrived(2, compared(0, 0)))
+    record = take(planner).record
+    assert [item.sequence for item in record.executions] == [1]
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "late")]
+
+
+def test_who_was_compared_with_nobody_is_not_trained_though_it_is_read_before_its_group_is_closed() -> None:
+    planner = Planner(rules())
+    planner.admit(Arrived(1, compared(1, 1)))
+    planner.admit(Arrived(2, compared(0, 0)))
+    assert planner.groups.overdue(0.0) == []
+    record = take(planner).record
+    assert [item.sequence for item in record.executions] == [1]
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "uncompared")]
+
+
+def test_a_group_waits_for_all_that_were_compared() -> None:
+    planner = Planner(rules(enough=1))
+    planner.admit(Arrived(1, compared(0, 2)))
+    assert planner.groups.overdue(0.0) == []
+    planner.admit(Arrived(2, compared(1, 2)))
+    assert len(take(planner).record.executions) == 2
+
+
+def test_a_member_of_a_compared_group_that_is_over_age_is_not_asked_for_again() -> None:
+    """Its replacement would have nobody to be compared with."""
+    old = msgspec.structs.replace(rules(bound=0, refills=1), consumption="drop")
+    planner = Planner(old)
+    for sequence, ordinal in enumerate((0, 1), start=1):
+        spans = [Span("policy@1.0" if ordinal else "policy@1.5", 0, 4)]
+        planner.admit(Arrived(sequence, msgspec.structs.replace(header(ordinal, spans=spans), compared=2)))
+    assert planner.settle(5, ()) == []
+    record = planner.take(1, 5, ()).record
+    assert [(item.ordinal, item.reason) for item in record.dropped] == [(1, "over_age")]
+    assert [item.ordinal for item in record.executions] == [0]
+
+
 def test_a_group_that_has_all_its_members_is_not_closed_for_being_enough() -> None:
     planner = Planner(rules(enough=1))
     for sequence, ordinal in enumerate((0, 1), start=1):
