@@ -38,6 +38,20 @@ async def by_prompt(execution: Execution) -> float:
                     os.write(descriptor, struct.pack("<I", 3) + b"abc")
         case "raise":
             raise ValueError("no such answer")
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "cancel":
+            raise asyncio.CancelledError
+        case "untold":
+            raise _UntoldError
+        case "half":
+            raise ValueError("half a \ud83d character")
+        case "return-twice":
+            os.fork()
+        case "leave-slowly":
+            os.closerange(3, 100)
+            time.sleep(0.3)
+            os._exit(5)
         case "flood":
             return float(len(bytearray(8 << 30)))
         case "fork-flood":
@@ -49,6 +63,11 @@ async def by_prompt(execution: Execution) -> float:
         case "soon":
             await asyncio.sleep(0.05)
     return 1.0
+
+
+class _UntoldError(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
 def _flooding_children(count: int, size: int) -> None:

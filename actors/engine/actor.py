@@ -16,6 +16,7 @@ from typing import ClassVar
 import aiohttp
 import msgspec
 
+from physarum.actors.engine.attached import check_attached
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.encoding import ENCODER, Encoders
 from physarum.actors.engine.environment import engine_python
@@ -226,6 +227,9 @@ class EngineActor(Actor):
         if self._settings.model is not None:
             if self._settings.url is None:
                 self.facts["model"] = await check_frozen(self.context, self._group, self._settings.model)
+            else:
+                model, group = self._settings.model, self._group
+                self.facts["model"] = await check_attached(self.context, group, model, control)
             self.facts["version"] = "frozen"
             async with self._told_of_encoders(session):
                 self.become("ready")

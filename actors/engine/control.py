@@ -113,6 +113,16 @@ class EngineControl:
     async def model_info(self) -> dict[str, Any]:
         return _mapping(await self._call("GET", "/model_info"), "/model_info")
 
+    async def tokens_of(self, text: str) -> list[int]:
+        """As the server's tokenizer cuts it, without special tokens of its own. Raises EngineRefusedError where it has none."""
+        body = {"prompt": text, "add_special_tokens": False}
+        tokens = _mapping(await self._call("POST", "/tokenize", body), "/tokenize").get("tokens")
+        if not isinstance(tokens, list):
+            raise EngineAnswerError(
+                f"{self.base_url}/tokenize holds no list of tokens: {str(tokens)[:_BODY_IN_MESSAGE]}"
+            )
+        return tokens
+
     async def live_label(self) -> str:
         """The version label that the server puts on the tokens it makes now."""
         return str((await self.model_info()).get("weight_version", ""))

@@ -63,12 +63,20 @@ async def check_reader(context: Context, group: str, folder: Path) -> None:
         )
     register = Register(context.bus, context.publisher, "weights", FrozenFiles)
     found = (await register.get(states.FROZEN, group)).value
-    if found is None:  # engines at a `url` record nothing
+    if found is None:  # none has joined yet
         return
     kinds = tuple(kind for kind in _KINDS if kind != _WEIGHTS)
     own = FrozenFiles(files=await asyncio.to_thread(_files, folder, kinds), engine=context.identity.instance)
     read = {name: digest for name, digest in found.files.items() if not name.endswith(_WEIGHTS)}
     _compare(group, folder, own, FrozenFiles(files=read, engine=found.engine))
+
+
+async def check_same(group: str, folder: Path, served: Path, url: str) -> None:
+    """Raises UnrecoverableError where the server at `url` has other files in `served` than `folder` has."""
+    if await asyncio.to_thread(served.samefile, folder):
+        return
+    own, theirs = await asyncio.gather(*(asyncio.to_thread(_files, one) for one in (folder, served)))
+    _compare(group, folder, FrozenFiles(files=own, engine=""), FrozenFiles(files=theirs, engine=f"{url} (of {served})"))
 
 
 def _files(folder: Path, kinds: tuple[str, ...] = _KINDS) -> dict[str, str]:

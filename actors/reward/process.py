@@ -20,6 +20,10 @@ _START_S: Final = 300.0
 """Importing a hook may load a model; a process that is silent for longer does not start any more."""
 
 
+_LEAVE_S: Final = 2.0
+"""Between the end of a process's pipe and its own: an interpreter that leaves writes its traceback and its buffers."""
+
+
 class ProcessEndedError(Exception):
     """The process closed its pipe: it ended, or was killed."""
 
@@ -32,6 +36,7 @@ class HookProcess:
         self._process = process
         self._calls, self._replies = process.stdin, process.stdout
         self.overdue = False
+        self._killed = False
         self.wrote: str | None = None
         """What `garbled` was told of."""
         self._ending: str | None = None
@@ -90,6 +95,7 @@ class HookProcess:
 
     def kill(self) -> None:
         """The hook's process and whatever it started (reaper.py) are killed."""
+        self._killed = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGTERM)
 
@@ -101,11 +107,19 @@ class HookProcess:
     async def close(self) -> str:
         """Kills what is left, reaps it, and says how it ended. Once: later the process id may be somebody else's."""
         if self._ending is None:
+            if self._replies.at_eof() and not self._killed:
+                await self._left()
             ended = self._process.returncode
             self.kill()
             status = await self._process.wait()
             self._ending = _ending(status if ended is None else ended)
         return self._ending
+
+    async def _left(self) -> None:
+        """One that closed its pipe is ending: killed now, it would seem to have been killed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await self._process.wait()
 
     def _check_started(self, reply: Reply, hook: str) -> None:
         if isinstance(reply, Refused):

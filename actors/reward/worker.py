@@ -60,19 +60,19 @@ def main(arguments: list[str]) -> int:
         hook: Hook = load_hook(name)  # type: ignore[assignment]  # check_signature: it can be called
         check_signature(hook, ["execution"], name, args)
     except HookError as error:
-        _send(replies, Refused(str(error)))
+        replies.send(Refused(str(error)))
         return 1
-    _send(replies, Ready())
+    replies.send(Ready())
     with asyncio.Runner() as runner:
         if limits.concurrency > 1:
             runner.run(serve_together(calls, replies, hook, args, limits))
             return 0
         while (body := _read(calls)) is not None:
-            _send(replies, answer(read_call(body), hook, args, limits, runner))
+            replies.send(answer(read_call(body), hook, args, limits, runner))
     return 0
 
 
-async def serve_together(calls: BinaryIO, replies: BinaryIO, hook: Hook, args: dict[str, Any], limits: Limits) -> None:
+async def serve_together(calls: BinaryIO, replies: Replies, hook: Hook, args: dict[str, Any], limits: Limits) -> None:
     """Calls run as tasks of one loop, until the pipe is closed. The actor never sends more than `concurrency` of them."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), calls)
@@ -84,8 +84,8 @@ async def serve_together(calls: BinaryIO, replies: BinaryIO, hook: Hook, args: d
                 group.create_task(_answer_one(call, replies, hook, args, limits))
 
 
-async def _answer_one(call: Call, replies: BinaryIO, hook: Hook, args: dict[str, Any], limits: Limits) -> None:
-    _send(replies, await answer_in_time(call, hook, args, limits))
+async def _answer_one(call: Call, replies: Replies, hook: Hook, args: dict[str, Any], limits: Limits) -> None:
+    replies.send(await answer_in_time(call, hook, args, limits))
 
 
 async def answer_in_time(call: Call, hook: Hook, args: dict[str, Any], limits: Limits) -> Reply:
@@ -96,7 +96,7 @@ async def answer_in_time(call: Call, hook: Hook, args: dict[str, Any], limits: L
             value = hook(_subject(call, limits), **args)
             if inspect.isawaitable(value):
                 value = await value
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
         return Overdue(call.number) if deadline.expired() else raised(call.number, error)
     return _returned(call.number, value)
 
@@ -107,7 +107,7 @@ def answer(call: Call, hook: Hook, args: dict[str, Any], limits: Limits, runner:
         value = hook(_subject(call, limits), **args)
         if inspect.isawaitable(value):
             value = runner.run(_awaited(value))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything; the actor names it and goes on
         return raised(call.number, error)
     return _returned(call.number, value)
 
@@ -136,7 +136,21 @@ def describe(error: BaseException) -> str:
     """`ValueError: text (file.py:12)`, with the last line of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+    return f"{type(error).__name__}: {_text(error)}{place}"
+
+
+def _text(error: BaseException) -> str:
+    """On one line, and with a wire form; the user's own class may fail to make one."""
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001 - as the hook itself
+        return f"(its text could not be made: {type(failed).__name__})"
+    return sendable(" ".join(text.split()))
+
+
+def sendable(text: str) -> str:
+    """Half a character (a lone surrogate) has no form in UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def plain(value: Any) -> Any:
@@ -144,10 +158,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        return {name: plain(part) for name, part in value.items()}
+        return {sendable(name): plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
-    if value is None or isinstance(value, (bool, float, str)):
+    if isinstance(value, str):
+        return sendable(value)
+    if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, int) and abs(value) < 1 << 63:
         return value
@@ -164,10 +180,23 @@ def _limit_memory(limits: Limits) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
 
 
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+class Replies:
+    """The pipe to the actor, of this process alone: a fork of the hook's that comes back out of the call ends here."""
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe, self._owner = pipe, os.getpid()
+
+    def send(self, reply: Reply) -> None:
+        if os.getpid() != self._owner:
+            os._exit(0)
+        self._pipe.write(frame(reply))
+        self._pipe.flush()
+
+
+def _take_pipes() -> tuple[BinaryIO, Replies]:
     """The pipes under new descriptors that the hook's children do not inherit; 0 reads nothing, 1 is standard error."""
     calls = os.fdopen(os.dup(0), "rb", _BUFFER_BYTES)
-    replies = os.fdopen(os.dup(1), "wb", _BUFFER_BYTES)
+    replies = Replies(os.fdopen(os.dup(1), "wb", _BUFFER_BYTES))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -182,11 +211,6 @@ def _read(calls: BinaryIO) -> bytes | None:
     (size,) = LENGTH.unpack(head)
     body = calls.read(size)
     return body if len(body) == size else None
-
-
-def _send(replies: BinaryIO, reply: Reply) -> None:
-    replies.write(frame(reply))
-    replies.flush()
 
 
 if __name__ == "__main__":

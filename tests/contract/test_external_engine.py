@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 from actor_fixture import make_context, register_until, running
+from aiohttp import web
 from bus_fixture import DEADLINE_S
 from checkpoint_service import TOKEN, Service, running_service
 from engine_fixture import LiveEngine
@@ -19,11 +22,15 @@ from engine_requests import spans
 
 from physarum.actors import states
 from physarum.actors.engine.actor import EngineActor
+from physarum.actors.engine.attached import PROBE, check_attached
 from physarum.actors.engine.control import EngineControl
 from physarum.actors.engine.gate import Probe
+from physarum.actors.errors import UnrecoverableError
 from physarum.actors.mirror.asking import versions_url
 from physarum.actors.mirror.versions import model_files
 from physarum.actors.weights_area import weights_area
+from physarum.agents.calculator.model import build
+from physarum.agents.tokenizer import FolderTokenizer
 from physarum.bus.connection import Bus
 from physarum.bus.presence import Heartbeat, announce
 from physarum.bus.publisher import Publisher
@@ -203,3 +210,70 @@ async def test_it_is_attached_updated_and_left_running(
     assert [(one.engine, one.label, one.state) for one in serving] == [("policy-0", second, "live")]
     SharedArea.remove_of_run(weights_area(context.folder, context.config, only_look=True).folder)
     SharedArea.remove_of_run(context.folder.path)
+
+
+async def serving(tmp_path: Path, bus: Bus, publisher: Publisher, url: str, model: Path) -> EngineActor:
+    options = [f"engines.judge.url=[{url}]", f"engines.judge.model={model}", "supervisor.heartbeat_s=0.2"]
+    return EngineActor(make_context(tmp_path, bus, publisher, "engine", *options, instance="judge-0"))
+
+
+async def test_a_frozen_model_at_a_url_is_the_one_that_is_named(
+    tmp_path: Path, bus: Bus, publisher: Publisher, engine: LiveEngine
+) -> None:
+    """It was taken for whatever the configuration said, and judged."""
+    same = tmp_path / "same"
+    shutil.copytree(engine.model, same)
+    made = await serving(tmp_path, bus, publisher, engine.url, same)
+    async with running(made):
+        await until(lambda: made.state == "ready")
+        assert made.facts["version"] == "frozen" and made.facts["model"]
+
+
+async def test_a_frozen_model_at_a_url_with_other_weights_ends_its_actor(
+    tmp_path: Path, bus: Bus, publisher: Publisher, engine: LiveEngine
+) -> None:
+    with pytest.raises(UnrecoverableError, match=r"is not the model that http://.* serves: .* model.safetensors"):
+        await (await serving(tmp_path, bus, publisher, engine.url, engine.weights(2))).run()
+
+
+@contextlib.asynccontextmanager
+async def elsewhere(architectures: list[str], tokens: list[int] | None) -> AsyncIterator[str]:
+    """A server whose files are on another host; the address is one that is not known to be ours."""
+
+    async def info(request: web.Request) -> web.Response:
+        return web.json_response({"model_path": "/nosuch", "architectures": architectures})
+
+    async def cut(request: web.Request) -> web.Response:
+        assert (await request.json())["add_special_tokens"] is False
+        return web.Response(status=404) if tokens is None else web.json_response({"tokens": tokens})
+
+    app = web.Application()
+    app.router.add_get("/model_info", info)
+    app.router.add_post("/tokenize", cut)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_from_another_host_its_kind_and_its_tokenizer_are_compared(
+    tmp_path: Path, bus: Bus, publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(tmp_path / "judge", seed=0, hidden=32, layers=1, intermediate=64)
+    kind = json.loads((tmp_path / "judge" / "config.json").read_text())["architectures"]
+    context = (await serving(tmp_path, bus, publisher, "http://h", tmp_path / "judge")).context
+    right = FolderTokenizer(tmp_path / "judge").encode(PROBE)
+
+    async def joined(architectures: list[str], tokens: list[int] | None) -> str:
+        async with elsewhere(architectures, tokens) as url, aiohttp.ClientSession() as session:
+            return await check_attached(context, "judge", tmp_path / "judge", EngineControl(url, session))
+
+    with pytest.raises(UnrecoverableError, match=r"serves OtherForCausalLM \(of /nosuch\); expected"):
+        await joined(["OtherForCausalLM"], right)
+    with pytest.raises(UnrecoverableError, match=r"the tokenizer of http://.* cuts a text into 2 tokens \[1, 2\]"):
+        await joined(kind, [1, 2])
+    assert await joined(kind, right) == await joined(kind, None)
+    assert "are not compared: POST http" in caplog.text

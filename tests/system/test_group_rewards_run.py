@@ -1,4 +1,4 @@
-"""A whole run whose groups are compared, with more members issued than are needed: the trainer's groups are the compared ones."""
+"""A whole run whose groups are compared, with more members issued than needed: the trainer's groups are the compared ones."""
 
 from __future__ import annotations
 

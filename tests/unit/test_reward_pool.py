@@ -71,6 +71,37 @@ async def test_one_that_writes_to_the_pipe_of_replies_fails_and_the_pool_goes_on
     assert fine == [1.0] * 2
 
 
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize(
+    ("habit", "told"),
+    [
+        ("interrupt", "KeyboardInterrupt: "),
+        ("cancel", "CancelledError: "),
+        ("untold", "_UntoldError: (its text could not be made: RuntimeError)"),
+        ("half", r"ValueError: half a \ud83d character"),
+    ],
+)
+async def test_whatever_a_hook_raises_is_told_and_its_process_goes_on(habit: str, told: str, concurrency: int) -> None:
+    """They ended the process, and were told as "killed by SIGKILL (for reward.total_mib ...)"."""
+    async with pool("by_prompt", Limits(timeout_s=30, concurrency=concurrency)) as opened:
+        raised, fine = await scores(opened, habit, "soon")
+    assert type(raised) is HookFailedError and told in str(raised)
+    assert fine == 1.0
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+async def test_a_fork_that_returns_from_the_hook_too_answers_nothing(concurrency: int) -> None:
+    async with pool("by_prompt", Limits(timeout_s=30, concurrency=concurrency)) as opened:
+        assert await scores(opened, "return-twice", "soon", "return-twice", "soon") == [1.0] * 4
+
+
+async def test_a_process_that_ends_a_while_after_its_pipe_is_told_by_its_own_end() -> None:
+    async with pool("by_prompt", Limits(timeout_s=30)) as opened:
+        left, fine = await scores(opened, "leave-slowly", "soon")
+    assert isinstance(left, HookDiedError) and "exited with status 5" in str(left)
+    assert fine == 1.0
+
+
 @pytest.mark.slow
 async def test_the_one_that_blocks_the_process_is_charged_and_those_beside_it_are_not(
     monkeypatch: pytest.MonkeyPatch,
