@@ -5,6 +5,7 @@ Invariant: a broken row is skipped, counted and named; it is never silently part
 
 from __future__ import annotations
 
+import codecs
 import glob
 import io
 from collections.abc import Iterable, Iterator
@@ -30,12 +31,15 @@ class RowError(PhysarumConfigError):
 
 @dataclass
 class FileReport:
-    """What the rows of a file are like: `good` and `broken` counts, the first broken ones by number and reason."""
+    """What the rows of a file are like: `good` and `broken` counts, the first broken ones by number and reason; `rows`: how
+    many there are (of lines, blank ones included); `unseen`: columns that were asked about and that no row has."""
 
     path: Path
     good: int = 0
     broken: int = 0
     named: list[tuple[int, str]] = field(default_factory=list)
+    rows: int = 0
+    unseen: set[str] = field(default_factory=set)
     complete: bool = True
     """False when reading stopped at the limit before the end of the file."""
 
@@ -64,7 +68,8 @@ def files_of(entry: Path) -> list[Path]:
     """A file, the data files below a folder, or what a pattern matches; sorted."""
     if entry.is_file():
         return [entry]
-    patterns = [str(entry / "**" / pattern) for pattern in FOLDER_PATTERNS] if entry.is_dir() else [str(entry)]
+    below = Path(glob.escape(str(entry))) / "**"
+    patterns = [str(below / pattern) for pattern in FOLDER_PATTERNS] if entry.is_dir() else [str(entry)]
     names = sorted({name for pattern in patterns for name in glob.glob(pattern, recursive=True)})
     return [file for name in names if (file := Path(name)).is_file()]
 
@@ -82,7 +87,7 @@ def open_lines(path: Path) -> BinaryIO:
 def parse_row(line: bytes, prompt: str) -> dict[str, Any]:
     """One line as a row with the column `prompt`. Raises RowError."""
     try:
-        row = exact_json.loads(line)
+        row = exact_json.loads(line.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         raise RowError(f"not JSON ({error})") from None
     if not isinstance(row, dict):
@@ -119,32 +124,38 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def inspect_file(path: Path, prompt: str, max_rows: int) -> FileReport:
-    """Tries the first `max_rows` rows; memory stays flat however large the file is. Raises what UNREADABLE names."""
-    report = FileReport(path)
-    for number, fault in _parquet_faults(path, prompt) if kind_of(path) == "parquet" else _line_faults(path, prompt):
+def inspect_file(path: Path, prompt: str, max_rows: int, others: Iterable[str] = ()) -> FileReport:
+    """Tries the first `max_rows` rows; memory stays flat however large the file is. `others`: columns that some row is to have.
+    Raises what UNREADABLE names."""
+    report = FileReport(path, unseen=set(others))
+    faults = _parquet_faults if kind_of(path) == "parquet" else _line_faults
+    for number, fault in faults(path, prompt, report.unseen):
         if report.good + report.broken == max_rows:
             report.complete = False
             break
         report.add(number, fault)
+        report.rows = number if kind_of(path) != "parquet" else number + 1
     return report
 
 
-def _line_faults(path: Path, prompt: str) -> Iterator[tuple[int, str | None]]:
+def _line_faults(path: Path, prompt: str, unseen: set[str]) -> Iterator[tuple[int, str | None]]:
     for number, line in numbered_lines(path):
         try:
-            parse_row(line, prompt)
-            yield number, None
+            row = parse_row(line, prompt)
         except RowError as error:
             yield number, str(error)
+            continue
+        unseen -= {name for name in unseen if has_column(row, name)}
+        yield number, None
 
 
-def _parquet_faults(path: Path, prompt: str) -> Iterator[tuple[int, str | None]]:
+def _parquet_faults(path: Path, prompt: str, unseen: set[str]) -> Iterator[tuple[int, str | None]]:
     from pyarrow import parquet  # only where there are such files
 
     root = prompt.partition(".")[0]
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
+        unseen -= {name for name in unseen if name in names or name.partition(".")[0] in names}
         chosen = prompt if prompt in names else root
         if chosen not in names:
             raise RowError(f"no column `{prompt}`; found {', '.join(names) or 'no column'}")

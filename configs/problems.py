@@ -36,6 +36,7 @@ _EXPECTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "string_pattern_mismatch": lambda c: f"text that matches {c['pattern']}",
     "string_type": lambda c: "text",
     "too_long": lambda c: f"at most {c['max_length']} items",
+    "too_short": lambda c: f"at least {c['min_length']} of them",
     "tuple_type": lambda c: "a list",
 }
 

@@ -51,7 +51,8 @@ class EvaluatorActor(Actor):
 
     async def run(self) -> None:
         for name, part in self._evaluation.named().items():
-            self._rows[name] = await asyncio.to_thread(load_problems, self.config, name, part)
+            limit = self.bus.client.max_payload
+            self._rows[name] = await asyncio.to_thread(load_problems, self.config, name, part, limit)
         await unless_draining(self.context, self._evaluate_all())
         if not self.context.draining.is_set():
             self.become("finished")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from typing import Any
+from typing import Any, Final
 
+from physarum.actors.eval_sets import source_name
 from physarum.actors.evaluator.errors import NoProblemError
 from physarum.actors.source.errors import BlankRowError, EpochEndError
 from physarum.actors.source.opening import open_rows
+from physarum.actors.source.tasks import check_travels, group_tasks
+from physarum.bus.records import Task
 from physarum.configs.data_files import RowError
 from physarum.configs.evaluation import EvaluationSet
 from physarum.configs.hooks import Hook, load_hook
@@ -19,9 +22,15 @@ from physarum.configs.types import Arguments
 
 _log = logging.getLogger(__name__)
 
+_NAMED: Final = 20
+_LABEL_CHARS: Final = 100
 
-def load_problems(config: RootConfig, name: str, part: EvaluationSet) -> list[dict[str, Any]]:
-    """At most `problems` rows of a set (all where null). Broken ones are named and skipped; none raises NoProblemError."""
+
+def load_problems(
+    config: RootConfig, name: str, part: EvaluationSet, limit_bytes: int | None = None
+) -> list[dict[str, Any]]:
+    """At most `problems` rows of a set (all where null). Broken ones, and those that make no message of `limit_bytes`, are
+    counted, the first of them named, and skipped; none left raises NoProblemError."""
     rows = open_rows(
         part,
         config.run.seed,
@@ -31,23 +40,37 @@ def load_problems(config: RootConfig, name: str, part: EvaluationSet) -> list[di
         extra=_count(part.row_hook(held_out=True), part.problems),
     )
     found: list[dict[str, Any]] = []
-    index = 0
+    index = broken = 0
     wanted = math.inf if part.problems is None else part.problems
     while len(found) < wanted:
         try:
-            found.append(rows.row(0, index))
+            row = rows.row(0, index)
+            if limit_bytes is not None:
+                check_travels(_sized(config, name, row), limit_bytes)
+            found.append(row)
         except EpochEndError:
             break
         except BlankRowError:
             pass
         except RowError as error:
-            _log.warning("problem skipped: %s", error)
+            broken += 1
+            if broken <= _NAMED:
+                _log.warning("the evaluation on %s skips a problem: %s", name, error)
         index += 1
+    if broken > _NAMED:
+        _log.warning("the evaluation on %s skips %d problems, of which the first %d are named", name, broken, _NAMED)
     if not found:
         raise NoProblemError(f"the evaluation on {name} found no usable problem in {index} rows; expected at least one")
     if part.problems is not None and len(found) < part.problems:
         _log.warning("the evaluation on %s has %d problems; it asks for %d", name, len(found), part.problems)
     return found
+
+
+def _sized(config: RootConfig, name: str, row: dict[str, Any]) -> Task:
+    """A task as large as the problem's will be."""
+    place = {"source": source_name("0" * _LABEL_CHARS, name), "place": "0", "first_ordinal": 0}
+    (task,) = group_tasks(row, run=config.run.name, group_size=1, sampling={}, task_class="eval", **place)
+    return task
 
 
 def _base(config: RootConfig) -> RowsConfig:

@@ -19,6 +19,9 @@ from physarum.configs.sampling import SamplingNameError, read_sampling
 SAMPLING_KEY: Final = "sampling"
 """Of a row's metadata: its own sampling parameters, laid over the run's."""
 
+_HEADERS_BYTES: Final = 2048
+"""Room for what travels with a task: its id twice, and its run."""
+
 
 def check_sampling(metadata: Mapping[str, Any], place: str, temperature: float | None = None) -> None:
     """Raises RowError where a row's own sampling is none. `temperature`: the only one that can be trained; None: any may be."""
@@ -98,10 +101,12 @@ def refill_task(
 
 
 def check_travels(task: Task, limit_bytes: int) -> None:
-    """Raises RowError for a task that the bus would refuse: a value without a wire form, or too many bytes."""
+    """Raises RowError for a task that the bus would refuse: a value without a wire form, or too many bytes. `limit_bytes`: of a
+    message, headers included."""
     try:
         size = len(encode(task))
     except CodecError as error:
         raise RowError(f"{task.group}: {error}") from error
-    if size > limit_bytes:
-        raise RowError(f"{task.group}: {size} bytes; expected at most {limit_bytes} (the bus's largest message)")
+    if size > limit_bytes - _HEADERS_BYTES:
+        expected = f"at most {limit_bytes} with headers (the bus's largest message)"
+        raise RowError(f"{task.group}: {size} bytes; expected {expected}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import socket
 from collections import namedtuple
 from pathlib import Path
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -145,6 +148,56 @@ def test_broken_lines_warn_and_only_broken_lines_refuse(recipe: Path) -> None:
     data.write_text("nonsense\n")
     assert [problem.severity for problem in problems(recipe, *words)] == [Severity.ERROR, Severity.WARNING]
     assert "found no file" in only(recipe, f"source.data={data}x*")
+
+
+@pytest.mark.parametrize("entry", ["[5:]", "[3:5]", "[-9:-5]"])
+def test_a_slice_without_a_row_is_refused_before_the_start(recipe: Path, entry: str) -> None:
+    data = recipe.parent / "d.jsonl"
+    data.write_text('{"prompt": "a"}\n' * 3)
+    assert f"d.jsonl{entry}, and 3 rows there; expected a slice that holds a row" in only(
+        recipe, f"source.data={data}{entry}"
+    )
+    assert problems(recipe, f"source.data={data}[2:9]") == []
+
+
+def test_a_column_that_was_named_and_that_no_row_has_is_told(recipe: Path) -> None:
+    """Every reward that needs a label failed at its first execution."""
+    data = recipe.parent / "d.jsonl"
+    data.write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"}\n')
+    words = [f"source.data={data}"]
+    assert problems(recipe, *words, "source.columns.label=answer") == []
+    (found,) = problems(recipe, *words, "source.columns.label=anwser")
+    assert (found.severity, found.found) == (Severity.WARNING, "no row with the column `anwser`")
+    table = recipe.parent / "d.parquet"
+    pq.write_table(pa.table({"prompt": ["a"], "extra": [{"answer": 1}]}), table)
+    words = [f"source.data={table}"]
+    assert problems(recipe, *words, "source.columns.label=extra.answer") == []
+    (found,) = problems(recipe, *words, "source.columns.label=answer")
+    assert found.found == "no row with the column `answer`"
+
+
+def test_rows_that_are_named_twice_are_told(recipe: Path) -> None:
+    data = recipe.parent / "d.jsonl"
+    data.write_text('{"prompt": "a"}\n' * 4)
+    other = recipe.parent / "other.jsonl"
+    other.symlink_to(data)
+    for entries in ([f"{data}", f"{other}"], [f"{data}[:2]", f"{data}[1:]"], [f"{data}", f"{data}[-1:]"]):
+        (found,) = problems(recipe, f"source.data={json.dumps(entries)}")
+        assert found.severity is Severity.WARNING and "in an entry before it" in found.found, entries
+    for entries in ([f"{data}[:2]", f"{data}[2:]"], [f"{data}", f"{recipe.parent}/d*.jsonl"]):
+        assert problems(recipe, f"source.data={json.dumps(entries)}") == []
+
+
+def test_a_folder_with_brackets_in_its_name_is_a_folder(recipe: Path) -> None:
+    folder = recipe.parent / "run [1]"
+    folder.mkdir()
+    (folder / "d.jsonl").write_bytes(codecs.BOM_UTF8 + b'{"prompt": "a"}\n')
+    assert problems(recipe, f"source.data={folder}") == [], "and a mark of byte order is no part of the first row"
+
+
+def test_no_set_at_all_is_refused_in_plain_words(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation.sets: found \{\} \(mapping\); expected at least 1 of them"):
+        problems(recipe, "evaluation={}", "evaluation.sets={}")
 
 
 def test_a_large_file_is_tried_in_part_only(tmp_path: Path) -> None:

@@ -146,6 +146,17 @@ def test_sets_have_columns_chat_sampling_and_hooks_of_their_own_or_the_runs(tmp_
     assert resolve(again) == made
 
 
+def test_a_problem_that_no_message_holds_is_skipped_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It ended the evaluator, at its first evaluation."""
+    rows = [{"p": "a" * 10_000}, *({} for _ in range(30)), {"p": "b"}]
+    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    made = config(tmp_path, {"sets": {"own": {"data": "b.jsonl", "columns": {"prompt": "p"}}}})
+    found = load_problems(made, "own", eval_sets.sets_of(made)["own"], limit_bytes=8000)
+    assert [row["prompt"] for row in found] == ["b"]
+    assert "expected at most 8000 with headers" in caplog.text
+    assert caplog.text.count("skips a problem") == 20 and "skips 31 problems" in caplog.text
+
+
 def test_a_task_finds_what_its_set_has_of_its_own() -> None:
     def of(source: str, task_class: Any = "eval") -> str:
         task = Task(id="t", run="r", source=source, ordinal=0, group="g", group_size=1, member=0, task_class=task_class)
