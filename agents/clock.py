@@ -21,15 +21,18 @@ class EpisodeClock:
         self._left_s = 0.0
         self._held, self._working = 0, 0
         self._stands = False
+        self.ran_out = False
+        """Whether the limit was reached; a TimeoutError of another origin leaves it as it is."""
 
     @contextlib.asynccontextmanager
     async def limit(self, seconds: float) -> AsyncIterator[None]:
         """Raises TimeoutError when the clock has run for `seconds` inside the block."""
-        async with asyncio.timeout(seconds) as self._timeout:
+        async with asyncio.timeout(seconds) as timeout:
+            self._timeout = timeout
             try:
                 yield
             finally:
-                self._timeout = None
+                self.ran_out, self._timeout = timeout.expired(), None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

@@ -70,6 +70,8 @@ async def _misbehave(word: str, task: Task, folder: Path) -> Any:
         await reader
     if word == "hang":
         await asyncio.Event().wait()
+    if word == "timeout":
+        raise TimeoutError("the calculator did not answer")
     if word == "text":
         return ["not a sample"]
     if word == "nothing":

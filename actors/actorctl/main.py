@@ -58,6 +58,8 @@ from physarum.configs.loader import resolve
 from physarum.configs.machines import HEAD
 from physarum.configs.overrides import parse_command_line
 
+_PIPE_COLUMNS: Final = 300
+
 app = typer.Typer(
     help="Runs physarum's actors: fully asynchronous RL post-training of LLMs.",
     epilog=exits.HELP,
@@ -158,7 +160,7 @@ def ps(
         if as_json:
             print_json(state)
         else:
-            ps_command.show(state, Console())
+            ps_command.show(state, wide_console())
 
 
 @app.command(epilog=exits.HELP)
@@ -267,6 +269,14 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def wide_console() -> Console:
+    """Where no terminal says how wide it is, nothing is cut off: what reads a pipe wants whole lines."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPE_COLUMNS
+    return console
 
 
 def _print_problems(fields: tuple[str, ...], rows: list[dict[str, str]]) -> None:

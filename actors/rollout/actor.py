@@ -231,9 +231,10 @@ class Episodes:
             # Draining: another worker takes the task, and goes on with what was generated here.
             await self._hand_over(delivery, task, client)
             raise
-        except TimeoutError:
+        except TimeoutError as error:
+            limit = f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s"
             await self._fail(
-                delivery, f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s"
+                delivery, limit if client.clock.ran_out else f"the generate hook raised TimeoutError: {error}"
             )
         except CutOffError as error:
             await self._cut_off(delivery, task, started_at, error)

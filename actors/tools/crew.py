@@ -8,6 +8,7 @@ from typing import Any
 
 from physarum.actors import cordons, scaling, states
 from physarum.actors.scaling import Numbers
+from physarum.actors.supervisor.errors import NotRunningError
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.errors import RunUnfitError
 from physarum.bus import control
@@ -33,9 +34,12 @@ async def drain(run: OpenRun, instance: str) -> dict[str, list[int]]:
 
 
 async def pause(run: OpenRun, instance: str, paused: bool) -> dict[str, Any]:
-    """One actor takes nothing new and keeps what it has; or goes on. Raises RunUnfitError where there is none of that name."""
+    """One actor takes nothing new and keeps what it has; or goes on. Raises RunUnfitError where there is none of that name,
+    NotRunningError where there is none at all."""
     async with Roster(run.bus).open() as roster:
         found = {beat.instance: beat.role for beat in roster.members}
+    if not found:
+        raise NotRunningError(f"run {run.name} is not running: no actor is there; start it (actorctl up)")
     if instance not in found:
         raise RunUnfitError(f"no actor {instance!r} is there; there are: {', '.join(sorted(found)) or 'none'}")
     verb = "pause" if paused else "resume"

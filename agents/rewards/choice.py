@@ -1,15 +1,15 @@
 """One letter of several options.
 
 A letter counts where it is declared: boxed (there a small one, too), behind `answer`, `option` or `choice` and not called
-wrong, as `(C) is correct`, or alone on the last line. A stray capital (`I think`) does not. The last declaration counts,
-and one that names two letters counts for none, so listing all options earns nothing.
+wrong, as `(C) is correct`, behind `answer:` at a line's end (a small one, too), or alone on the last line. A stray capital
+(`I think`) does not. The last declaration counts, and one that names two letters counts for none, so listing all options earns
+nothing. An option that a sentence goes on about (`Choice C would hold if`) takes the place of no answer before it.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections import deque
 from typing import Any, Final
 
 from physarum.agents.rewards.answer import Answer
@@ -21,11 +21,13 @@ _DRESS: Final = r"(?:\\[(\[]|[\s*_($\[{\"'`]){0,8}"
 _STYLE: Final = r"\\(?:text|textbf|mathrm|mathbf)\b"
 _LETTER: Final = rf"{_DRESS}(?:{_STYLE}\{{)?{_DRESS}(?-i:([A-Z]))(?![A-Za-z0-9]|['\u2019][A-Za-z])"
 _REFUTED: Final = r"[\s*_)\]}.]{0,8}\bis\s{1,4}(?:incorrect|wrong|false|not)\b"
+_SMALL: Final = r"\banswer[*_]{0,3}\s{0,4}[:=][\s*_($\[]{0,8}(?-i:([a-z]))[\s*_)$\].]{0,8}$"
 _DECLARED: Final = re.compile(
-    rf"\b(?:answer|option|choice)\b[*_]{{0,3}}(?:\s{{1,4}}is\b)?\s{{0,4}}[:=]?{_LETTER}(?!{_REFUTED})"
+    rf"{_SMALL}|\b(answer|option|choice)\b[*_]{{0,3}}(?:\s{{1,4}}is\b)?\s{{0,4}}[:=]?{_LETTER}(?!{_REFUTED})"
     rf"|(?<![A-Za-z0-9]){_LETTER}[\s*_)\]}}]{{0,8}}is\s{{1,4}}(?:the\s{{1,4}})?correct",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
+_GOES_ON: Final = re.compile(r"[\s*_)\]}]{1,8}[a-z]")
 _ANOTHER: Final = re.compile(
     r"[\s*_)\]}.]{0,8}(?:,|/|&|\bor\b|\band\b)[\s*_(\[{]{0,8}(?:or\s|and\s)?[\s(]{0,4}(?!I\s+[a-z])[A-Z](?![A-Za-z0-9])"
 )
@@ -54,12 +56,23 @@ def declared(text: str) -> str | None:
         bare = re.sub(_STYLE, "", boxed)
         found = _ALONE.fullmatch(bare.upper()) or _LISTED.fullmatch(bare)
         return found[1] if found else None
-    last = next(iter(deque(_DECLARED.finditer(text), maxlen=1)), None)
+    last = _last_declaration(text)
     if last is not None:
-        return None if _ANOTHER.match(text, last.end()) else last[1] or last[2]
+        small, _, letter, correct = last.groups()
+        return None if _ANOTHER.match(text, last.end()) else (small or letter or correct).upper()
     lines = text.strip().splitlines()
     alone = _ALONE.fullmatch(lines[-1][:64]) if lines else None
     return alone[1] if alone else None
+
+
+def _last_declaration(text: str) -> re.Match[str] | None:
+    last, last_is_firm = None, False
+    for found in _DECLARED.finditer(text):
+        named = (found[2] or "answer").lower() != "answer"
+        firm = not (named and _GOES_ON.match(text, found.end()))
+        if firm or not last_is_firm:
+            last, last_is_firm = found, firm
+    return last
 
 
 def _choices(metadata: dict[str, Any]) -> list[str]:

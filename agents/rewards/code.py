@@ -98,7 +98,7 @@ def program_in(text: str) -> str | None:
 
 
 def row_tests(answer: Answer) -> list[Test]:
-    """`metadata.tests`, else the label; text is JSON, or one assertion program (HumanEval's `test`)."""
+    """`metadata.tests`, else the label; text is JSON, or a program of assertions (HumanEval: `test` and a call of `check`)."""
     given = answer.metadata.get("tests", answer.label)
     if isinstance(given, str):
         try:
@@ -130,11 +130,20 @@ def _read(given: Any) -> list[Test]:
 
 
 def _asserts(code: Any) -> bool:
-    """Text with a statement in it: every program would pass without. What does not parse fails when it is run."""
+    """Text that asserts or calls something outside the functions it defines: every program would pass without. What does not
+    parse fails when it is run."""
     try:
-        return isinstance(code, str) and bool(ast.parse(code).body)
+        return isinstance(code, str) and any(map(_does, ast.parse(code).body))
     except (SyntaxError, ValueError):
         return True
+
+
+def _does(node: ast.AST) -> bool:
+    if isinstance(node, (ast.Assert, ast.Call, ast.Raise)):
+        return True
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return False
+    return any(map(_does, ast.iter_child_nodes(node)))
 
 
 def _text(value: Any) -> str:

@@ -41,8 +41,15 @@ def instructions_of(answer: Answer) -> list[tuple[str, dict[str, Any]]]:
     arguments = (
         [{}] * len(ids) if given is None else [given] * len(ids) if isinstance(given, dict) and len(ids) == 1 else given
     )
-    if not isinstance(arguments, list) or len(arguments) != len(ids):
-        raise RewardError(f"task {answer.task} has {len(ids)} instructions; expected a list of as many metadata.kwargs")
+    if (
+        not isinstance(arguments, list)
+        or len(arguments) != len(ids)
+        or not all(one is None or isinstance(one, dict) for one in arguments)
+    ):
+        raise RewardError(
+            f"task {answer.task} has {len(ids)} instructions; expected a list of as many metadata.kwargs, each a mapping or"
+            " null"
+        )
     return [
         (str(one), {name: value for name, value in (given or {}).items() if value is not None})
         for one, given in zip(ids, arguments, strict=True)

@@ -65,6 +65,7 @@ async def ordinals(bus: Bus, count: int) -> Counter[int]:
         ("raise", "the generate hook raised ValueError: no luck"),
         ("cancel", "the generate hook raised OwnCancellationError: CancelledError, and nobody had cancelled it"),
         ("hang", "episode exceeded rollout.episode_timeout_s = 0.3 s"),
+        ("timeout", "the generate hook raised TimeoutError: the calculator did not answer"),
         ("text", "the generate hook returned a list of str; expected a list of bus.records.Sample"),
         ("nothing", "holds no sample"),
         ("unsendable", "what the generate hook returned has no wire form"),

@@ -52,7 +52,10 @@ def test_the_last_block_is_the_program(text: str, program: str | None) -> None:
         ([{"input": None, "output": 2}], [Dialogue("", "2")]),
         ('{"inputs": ["1"], "outputs": [123456789012345678901]}', [Dialogue("1", "123456789012345678901")]),
         (["assert f(1) == 2"], [Assertion("assert f(1) == 2")]),
-        ({"asserts": ["a", "b"], "setup": "import x"}, [Assertion("import x\na"), Assertion("import x\nb")]),
+        (
+            {"asserts": ["a()", "assert b"], "setup": "import x"},
+            [Assertion("import x\na()"), Assertion("import x\nassert b")],
+        ),
         ("assert f(1) == 2", [Assertion("\nassert f(1) == 2")]),
     ],
 )
@@ -68,6 +71,8 @@ def test_forms_of_tests(label: Any, tests: list[Any]) -> None:
         *(
             "# nothing is asserted",
             [""],
+            ["x = 1"],
+            "def check(candidate):\n    assert candidate(1) == 2",
             {"asserts": ["assert True", "\n"], "setup": "x = 1"},
         ),  # every program would pass
     ],

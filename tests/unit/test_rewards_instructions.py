@@ -107,6 +107,7 @@ def test_loose_overlooks_a_first_line() -> None:
         (["keywords:existence"], [{"keyword": "a"}], "does not take"),
         (["keywords:frequency"], [{"keyword": "a", "frequency": 1, "relation": "about"}], "'less than' or 'at least'"),
         (["punctuation:no_comma"], [{}, {}], "expected a list of as many metadata.kwargs"),
+        (["punctuation:no_comma"], ["x"], "as many metadata.kwargs, each a mapping or null"),
         ([], None, "no metadata.instruction_id_list"),
         (None, None, "no metadata.instruction_id_list"),
     ],
