@@ -51,6 +51,14 @@ def role_of(group: str) -> str:
     return group if group in ROLES else "engine"
 
 
+def alike(config: RootConfig, role: str, one: str, other: str) -> bool:
+    """Whether one actor of a role can stand in for another: workers, and engines of a group whose servers are equal."""
+    group, _, _ = one.rpartition("-")
+    if other.rpartition("-")[0] != group:
+        return False
+    return role in ROLES or (role == "engine" and not config.engines[group].servers)
+
+
 def wanted(config: RootConfig, scaled: Scaled | None) -> dict[str, Numbers]:
     """The numbers of every group as they should be now."""
     asked = scaled.groups if scaled is not None else {}

@@ -11,7 +11,8 @@ LONGEST_HEARTBEAT_S: Final = 5.0
 
 
 class SupervisorConfig(Section):
-    """More than `max_restarts` of one actor within `window_s` is a named failure of the run."""
+    """More than `max_restarts` of one actor within `window_s` is a named failure of the run, unless others do the same work:
+    then it is left out, and tried again later."""
 
     max_restarts: Natural = 5
     window_s: Seconds = 300.0

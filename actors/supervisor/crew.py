@@ -41,6 +41,14 @@ class Crew:
         if (keeper := self._by_instance.get(instance)) is not None:
             keeper.kill_hung()
 
+    def others_up(self, role: str, instance: str, alike: Callable[[str, str], bool]) -> bool:
+        """Whether another of a role is up of which `alike(instance, other)` says that it does the same work."""
+        return any(
+            keeper.is_up
+            for keeper in self.keepers
+            if keeper.role == role and keeper.instance != instance and alike(instance, keeper.instance)
+        )
+
     def join(self, keeper: Keeper) -> None:
         """Takes another one in; whoever calls begins and keeps it."""
         self.keepers.append(keeper)

@@ -1,4 +1,8 @@
-"""Keeps one actor running: adopt or start, wait for its end, do what the policy says."""
+"""Keeps one actor running: adopt or start, wait for its end, do what the policy says.
+
+Where the policy gives up and others do the same work (engines of one group, rollout and reward workers), the run goes on with
+them: the actor is left out, and tried again after ever longer waits. Without one that is up it ends the run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from physarum.actors.supervisor.attendance import FINISHED, Attendance
 from physarum.actors.supervisor.errors import ActorFailedError
@@ -18,13 +24,22 @@ from physarum.configs.supervisor import SupervisorConfig
 
 _log = logging.getLogger(__name__)
 
+_LONGEST_OUT_S: Final = 600.0
+
 
 class Keeper:
     """One (role, instance). `finishing` is set when the run ends: exits are then as they should be."""
 
     def __init__(
-        self, role: str, instance: str, launcher: Launcher, attendance: Attendance, config: SupervisorConfig
+        self,
+        role: str,
+        instance: str,
+        launcher: Launcher,
+        attendance: Attendance,
+        config: SupervisorConfig,
+        others_up: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`others_up` says whether another actor does the same work now."""
         self.role = role
         self.instance = instance
         self.finishing = asyncio.Event()
@@ -32,6 +47,14 @@ class Keeper:
         self._launcher = launcher
         self._attendance = attendance
         self._policy = RestartPolicy(config)
+        self._others_up = others_up
+        self._out_s = config.backoff_max_s
+
+    @property
+    def is_up(self) -> bool:
+        """Its process runs, and was past "starting"."""
+        process = self.process
+        return process is not None and not process.ended and self._attendance.was_ready(process.record.pid)
 
     def begin(self) -> None:
         """Adopts the actor when it runs already, else starts it."""
@@ -77,7 +100,10 @@ class Keeper:
                 _log.info("%s has finished its work", self.instance)
                 self.process = None
             case GiveUp(reason):
-                raise ActorFailedError(self._failure(process, reason, state))
+                failure = self._failure(process, reason, state)
+                if not self._others_up():
+                    raise ActorFailedError(f"{failure}\n{_REMEDY}")
+                await self._leave_out(failure)
             case Restart(delay_s):
                 _log.warning(
                     "%s %s (last state: %s); starting it again in %.1f s", self.instance, ended, state, delay_s
@@ -86,6 +112,14 @@ class Keeper:
                 await self._pause(delay_s)
                 if not self.finishing.is_set():
                     self._start()
+
+    async def _leave_out(self, failure: str) -> None:
+        _log.error("%s\nThe run goes on with the others; it is tried again in %.0f s", failure, self._out_s)
+        self.process = None
+        await self._pause(self._out_s)
+        self._out_s = min(_LONGEST_OUT_S, 2 * self._out_s)
+        if not self.finishing.is_set():
+            self._start()
 
     async def _pause(self, delay_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -96,10 +130,14 @@ class Keeper:
         log = display_path(Path(process.record.log))
         return (
             f"the actor {self.role}/{self.instance} {reason}; its last state was {state!r}. Its last lines in {log}:\n"
-            f"{_indented(process.log_tail())}\n"
-            "Remedy: correct what they name, then start again: the same configuration goes on where this run stopped, a"
-            " changed one needs another name (`run.name=NAME`)"
+            f"{_indented(process.log_tail())}"
         )
+
+
+_REMEDY: Final = (
+    "Remedy: correct what they name, then start again: the same configuration goes on where this run stopped, a changed one"
+    " needs another name (`run.name=NAME`)"
+)
 
 
 def _indented(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from physarum.actors import scaling, states
@@ -111,7 +112,13 @@ class Part:
         return tasks
 
     def _keeper(self, role: str, instance: str) -> Keeper:
-        return Keeper(role, instance, self._launcher, self.attendance, self._place.config.supervisor)
+        config = self._place.config
+        alike = partial(scaling.alike, config, role)
+        others_up = partial(self._others_up, role, instance, alike)
+        return Keeper(role, instance, self._launcher, self.attendance, config.supervisor, others_up)
+
+    def _others_up(self, role: str, instance: str, alike: Callable[[str, str], bool]) -> bool:
+        return self.crew.others_up(role, instance, alike)
 
 
 async def _until(finished: asyncio.Task[Any], asked: asyncio.Task[Any], tasks: list[asyncio.Task[Any]]) -> None:

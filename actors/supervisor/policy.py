@@ -46,7 +46,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The run cannot go on; `reason` continues the sentence 'the actor X ...'."""
+    """The run cannot go on with this actor; `reason` continues the sentence 'the actor X ...'."""
 
     reason: str
 
