@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import JsonValue
-
-from physarum.actors.engine.arguments import checked_arguments
+from physarum.actors.argument_check import remembered_arguments
 from physarum.actors.engine.delivery import surroundings
 from physarum.actors.engine.environment import engine_python, installed_in
-from physarum.actors.engine.errors import EngineArgumentError
-from physarum.actors.engine.schema import remembered_at
 from physarum.agents.rewards.sandbox import REMEDY as SANDBOX_REMEDY
 from physarum.agents.rewards.sandbox import missing_programs
 from physarum.configs.checks import check as check_config
@@ -38,7 +34,7 @@ from physarum.weightsync.transports.registry import CHECKPOINT_ENGINE, fitting
 def check(config: RootConfig, machine: str = HEAD) -> list[Problem]:
     """Every problem of a run (of several machines: of one machine's part) about to start on this host, errors first."""
     here = reduced(config, machine)
-    known = [_quantisation, _transports, _carrier, _routers, _arguments, _unasked, _template]
+    known = [_quantisation, _transports, _carrier, _routers, remembered_arguments, _unasked, _template]
     known += [_mirror] if machine == HEAD else []
     known += [_libraries, _sandbox] if not config.machines or local_slots(config, ("reward",), machine) else []
     problems = [*check_config(config, machine), *(problem for one in known for problem in one(here))]
@@ -69,20 +65,6 @@ def _quantisation(config: RootConfig) -> Iterator[Problem]:
                 "use FP8 in blocks of 128 x 128, or INT4 for experts only, unless your engine can (docs/weights.md)"
             )
             yield Problem(Severity.WARNING, where, found, expected, remedy)
-
-
-def _arguments(config: RootConfig) -> Iterator[Problem]:
-    """Arguments that the installed SGLang lacks, where an engine of this release was started from here before."""
-    for name, group in config.engines.items():
-        places: list[tuple[KeyPath, Mapping[str, JsonValue]]] = [(("sglang",), group.sglang)]
-        places += [(("servers", index, "sglang"), part.sglang) for index, part in enumerate(group.servers)]
-        schema = remembered_at(engine_python(group), Path(config.run.folder).parent / ".cache")
-        for within, arguments in places if schema is not None and group.url is None else ():
-            try:
-                checked_arguments(arguments, schema)
-            except EngineArgumentError as error:
-                where = config.origins.where(("engines", name, *within))
-                yield Problem(Severity.ERROR, where, str(error), "arguments of sglang", "correct them")
 
 
 def _template(config: RootConfig) -> Iterator[Problem]:

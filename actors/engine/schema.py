@@ -110,10 +110,10 @@ async def inspect_server(
     return await inspect_program(SGLANG, python, environment, cache, timeout_s)
 
 
-def remembered_at(python: Path, cache: Path) -> ServerSchema | None:
+def remembered_at(program: Program, python: Path, cache: Path) -> ServerSchema | None:
     """As `remembered_server`, and no process is started: for a Python whose environment can be looked into."""
-    version = installed_in(python, SGLANG.package)
-    return _remembered(_cache_file(cache, python, version, SGLANG)) if version else None
+    version = installed_in(python, program.package)
+    return _remembered(_cache_file(cache, python, version, program)) if version else None
 
 
 async def remembered_server(python: Path, environment: Mapping[str, str], cache: Path) -> ServerSchema | None:
