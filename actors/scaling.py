@@ -65,6 +65,14 @@ def wanted(config: RootConfig, scaled: Scaled | None) -> dict[str, Numbers]:
     return {name: tuple(asked.get(name, numbers)) for name, numbers in groups(config).items()}
 
 
+def gone(before: Mapping[str, Numbers], after: Mapping[str, Numbers]) -> set[str]:
+    """Instances that are no longer wanted. A later actor of such a name is another one."""
+    named = [
+        {f"{name}-{number}" for name, numbers in groups.items() for number in numbers} for groups in (before, after)
+    ]
+    return named[0] - named[1]
+
+
 def is_on(config: RootConfig, role: str, instance: str, machine: str) -> bool:
     """Whether an actor is a machine's; of a run on one machine all are the head's."""
     return machine_of(config, role, instance) == machine

@@ -12,7 +12,7 @@ import logging
 import time
 from typing import ClassVar, Final, cast
 
-from physarum.actors import scaling, states
+from physarum.actors import cordons, scaling, states
 from physarum.actors.autoscaler import signals
 from physarum.actors.autoscaler.policy import Policy, Signal
 from physarum.actors.leadership import leading
@@ -85,6 +85,8 @@ class AutoscalerActor(Actor):
             wanted = scaling.changed(self.config, now, changes)
             scaled = states.Scaled({name: list(numbers) for name, numbers in wanted.items()}, time.time())
             await register.compare_and_set(scaled, entry.revision, states.SCALE)
+            if left := scaling.gone(now, wanted):
+                await cordons.record(self.bus, self.publisher, fewer=left)
 
     def _say(self, name: str, before: int, after: int, signal: Signal) -> None:
         if self._settings.dry_run and self._said.get(name) == after:

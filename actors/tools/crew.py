@@ -61,13 +61,8 @@ async def _change(run: OpenRun, change: Callable[[Mapping[str, Numbers]], dict[s
     wanted = change(before)
     plain = {name: list(numbers) for name, numbers in wanted.items()}
     await register.compare_and_set(states.Scaled(plain, time.time()), entry.revision, states.SCALE)
-    # Who leaves for good is cordoned no more: a later actor of the name is another one.
-    await cordons.record(run.bus, run.publisher, fewer=_named(before) - _named(wanted))
+    await cordons.record(run.bus, run.publisher, fewer=scaling.gone(before, wanted))
     return plain
-
-
-def _named(groups: Mapping[str, Numbers]) -> set[str]:
-    return {f"{name}-{number}" for name, numbers in groups.items() for number in numbers}
 
 
 def _register(run: OpenRun) -> Register[states.Scaled]:

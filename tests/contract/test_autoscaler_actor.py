@@ -11,7 +11,7 @@ import pytest
 from actor_fixture import make_context, register_until, running
 from bus_fixture import DEADLINE_S
 
-from physarum.actors import states
+from physarum.actors import cordons, states
 from physarum.actors.autoscaler.actor import AutoscalerActor
 from physarum.actors.tools.access import OpenRun
 from physarum.actors.tools.crew import drain
@@ -146,8 +146,11 @@ async def test_what_training_needs_is_not_taken_away_while_the_start_model_is_ev
     register = Register(bus, publisher, "run", states.Scaled)
     there = [member("engine", f"{name}-{one}", kv_usage=0.0) for name in ("policy", "evals") for one in range(2)]
     actor = AutoscalerActor(context)
+    await cordons.record(bus, publisher, more=["evals-1", "evals-0"])
     async with Crowd(bus, publisher, *there) as crowd, running(actor):
         scaled = await register_until(register, lambda value: True, states.SCALE)
+        cordoned = Register(bus, publisher, "run", states.Cordoned)
+        await register_until(cordoned, lambda value: value.instances == {"evals-0"}, states.CORDONED)
         assert scaled.groups["evals"] == [0] and scaled.groups["policy"] == [0, 1]
         crowd.there = [one for one in there if one.instance != "evals-1"]
         await looked(actor, 10)

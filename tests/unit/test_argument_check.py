@@ -30,14 +30,14 @@ async def remembering(folder: Path, engines: str) -> tuple[list[str], list[str]]
     (folder / "c.yaml").write_text(SFT % (folder / "runs", sys.executable, STUB) + engines)
     config = resolve(folder / "c.yaml")
     cache = Path(config.run.folder).parent / ".cache"
-    before = [str(problem) for problem in preflight._arguments(config)]
+    before = [str(problem) for problem in preflight.remembered_arguments(config)]
     settings = config.engines["policy"]
     schema = await inspect_server(engine_python(settings), engine_environment("cpu", settings.env), cache)
     python, version = folder / "env" / "bin" / "python", schema.version
     (folder / "env" / "lib" / "python3.12" / "site-packages" / f"sglang-{version}.dist-info").mkdir(parents=True)
     _remember(_cache_file(cache, python, version, SGLANG), schema)
     found = config.model_copy(update={"engines": {"policy": settings.model_copy(update={"python": python})}})
-    return before, [str(problem) for problem in preflight._arguments(found)]
+    return before, [str(problem) for problem in preflight.remembered_arguments(found)]
 
 
 @pytest.mark.timeout(60)
