@@ -67,6 +67,7 @@ class Keeper:
     async def keep(self) -> None:
         """Returns when the actor has ended for good. Raises ActorFailedError when it cannot be kept running."""
         hearing = asyncio.create_task(self._attendance.expect(self.role, self.instance))
+        hearing.add_done_callback(self._heard_or_not)
         try:
             while self.process is not None:
                 process = self.process
@@ -77,6 +78,10 @@ class Keeper:
                 await self._after(process, ended)
         finally:
             hearing.cancel()
+
+    def _heard_or_not(self, hearing: asyncio.Task[None]) -> None:
+        if not hearing.cancelled() and (error := hearing.exception()) is not None:
+            _log.error("%s cannot be listened to, so nobody here will see whether it hangs: %r", self.instance, error)
 
     def kill_hung(self) -> None:
         if self.process is not None:

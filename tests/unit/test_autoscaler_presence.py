@@ -55,7 +55,10 @@ def autoscaler(monkeypatch: pytest.MonkeyPatch, scale: Scale) -> AutoscalerActor
     async def nothing(bus: Any, name: str) -> Any:
         return SimpleNamespace(messages=0)
 
+    async def recorded(*of: Any, **more: Any) -> None: ...
+
     monkeypatch.setattr(module.log, "state", nothing)
+    monkeypatch.setattr(module.cordons, "record", recorded)
     group = "{least: 0, most: 4, up_after_s: 0.001, down_after_s: 0.001}"
     config = resolve(RECIPE, parse_command_line([f"autoscale.groups.policy={group}", "autoscale.dry_run=false"]))
     context: Any = SimpleNamespace(config=config, bus=None, publisher=None, run_register=lambda kind: scale)
