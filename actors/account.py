@@ -268,7 +268,7 @@ async def _tasks(bus: Bus) -> list[Logical]:
 
 
 async def _executions(bus: Bus, key: StreamKey) -> list[Logical]:
-    training = names.subject(bus.run, key, "train") + "."
+    training = names.subject(bus.run, key, names.training())  # of every partition
     entries = await log.scan(bus, key) if key == "episodes" else await _entries(bus, key, headers_only=True)
     return [_of_header(entry.headers) for entry in entries if entry.subject.startswith(training)]
 
@@ -315,7 +315,7 @@ def _of_letter(run: str, letter: DeadLetter) -> Logical | None:
     """From the task or the header that a dead letter carries; None for evaluation, and for what is not readable as ours
     (a foreign run's, or altered): if it was ours, the imbalance shows it."""
     try:
-        if letter.subject.startswith(names.subject(run, "episodes", "train") + "."):
+        if letter.subject.startswith(names.subject(run, "episodes", names.training())):
             return _of_header(letter.headers)
         if letter.subject.startswith(names.subject(run, "tasks")) and ".tasks.eval." not in letter.subject:
             return _of_task(letter.body)

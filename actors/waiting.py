@@ -25,15 +25,20 @@ _AGAIN_S: Final = 1.0
 
 async def unless_draining(context: Context, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
     """The result of `work`, or None when draining came first; `work` then has `grace_s` more seconds, and is cancelled."""
+    return await unless(context.draining, work, grace_s)
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
+    """The same, of any event."""
     task = asyncio.ensure_future(work)
-    drain = asyncio.ensure_future(context.draining.wait())
+    told = asyncio.ensure_future(event.wait())
     try:
-        await asyncio.wait({task, drain}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done() and grace_s > 0:
             await asyncio.wait({task}, timeout=grace_s)
         return task.result() if task.done() else None
     finally:
-        drain.cancel()
+        told.cancel()
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

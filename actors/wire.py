@@ -35,6 +35,7 @@ from physarum.bus.records import (
     scores_of,
     with_scores,
 )
+from physarum.configs.root import RootConfig
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,13 @@ ExecutionStream = Literal["episodes", "samples", "evals"]
 def purpose(task: Task) -> str:
     """The subject token that keeps evaluation apart from training."""
     return "eval" if task.task_class == "eval" else "train"
+
+
+def episode_kind(config: RootConfig, task: Task) -> str:
+    """The token that says in EPISODES who scores it: nobody else leases it."""
+    if task.task_class == "eval" or config.reward.partitions == (None,):
+        return purpose(task)
+    return names.training(names.partition_of(task.group, len(config.reward.partitions)))
 
 
 async def publish_task(context: Context, task: Task) -> PubAck:
@@ -98,7 +106,8 @@ async def publish_execution(
     message that refers to it is stored. Raises CodecError for what has no wire form, HeaderTooLargeError among them."""
     body = encode(execution)
     headers = {RECORD_HEADER: _record_header(execution, digest(body), compared)}
-    subject = names.subject(context.bus.run, key, purpose(execution.task), execution.task.id)
+    kind = episode_kind(context.config, execution.task) if key == "episodes" else purpose(execution.task)
+    subject = names.subject(context.bus.run, key, kind, execution.task.id)
     message_id = f"{key}/{execution.id}"
     if len(body) <= context.config.bus.inline_limit_bytes:
         return await context.publisher.publish(subject, body, message_id=message_id, headers=headers)

@@ -70,15 +70,21 @@ def stream_configs(run: str, config: BusConfig, policies: Sequence[str] = ()) ->
     return streams
 
 
-def consumer_configs(config: BusConfig) -> list[tuple[StreamKey, ConsumerConfig]]:
-    """One consumer per task class (overlapping work-queue filters are refused) and one for episodes."""
+def consumer_configs(
+    config: BusConfig, partitions: Sequence[int | None] = (None,)
+) -> list[tuple[StreamKey, ConsumerConfig]]:
+    """One consumer per task class (overlapping work-queue filters are refused), one for each partition of the training episodes
+    ((None,): they are not parted), and one for those of evaluations."""
     tasks: list[tuple[StreamKey, ConsumerConfig]] = [
         ("tasks", _worker(config, f"tasks_{name}", name)) for name in names.TASK_CLASSES
     ]
-    return [*tasks, *(("episodes", _worker(config, f"episodes_{name}", name)) for name in ("train", "eval"))]
+    kinds = [*map(names.training, partitions), "eval"]
+    return [*tasks, *(("episodes", _worker(config, f"episodes_{kind}", kind)) for kind in kinds)]
 
 
-async def create(bus: Bus, config: BusConfig, policies: Sequence[str] = ()) -> None:
+async def create(
+    bus: Bus, config: BusConfig, policies: Sequence[str] = (), partitions: Sequence[int | None] = (None,)
+) -> None:
     """Creates what is missing; existing streams of the same run are kept.
 
     A cluster that is still forming, or lacks a server for `bus.replicas`, is waited for until `bus.start_timeout_s`.
@@ -89,7 +95,7 @@ async def create(bus: Bus, config: BusConfig, policies: Sequence[str] = ()) -> N
     try:
         for stream in stream_configs(bus.run, config, policies):
             await _placed(partial(context.add_stream, stream), until)
-        for key, consumer in consumer_configs(config):
+        for key, consumer in consumer_configs(config, partitions):
             consumer.filter_subject = names.subject(bus.run, key, str(consumer.filter_subject)) + ".>"
             owner = names.stream(bus.run, key)
             await _placed(partial(context.add_consumer, owner, consumer), until)

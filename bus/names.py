@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NewType, TypeAlias
 
+import xxhash
+
 from physarum.bus.errors import BusError
 
 RUN_HEADER: Final = "Ph-Run"
@@ -63,6 +65,16 @@ def stream(run: str, key: StreamKey) -> str:
 def subject(run: str, key: StreamKey, *tokens: str) -> str:
     """`ph.<run>.<key>.<token>...`; characters that NATS reserves are replaced, so a task id may be a token."""
     return ".".join(("ph", run, key, *(_UNSAFE.sub("_", token) for token in tokens)))
+
+
+def training(partition: int | None = None) -> str:
+    """The token of training executions in a subject of EPISODES: of all, or of one partition of the groups."""
+    return "train" if partition is None else f"train-{partition}"
+
+
+def partition_of(group: str, partitions: int) -> int:
+    """Which partition a group belongs to, the same for everybody and for ever."""
+    return xxhash.xxh3_64_intdigest(group.encode()) % partitions
 
 
 def by_reference(subject: str, digest: str) -> str:

@@ -44,6 +44,8 @@ class GroupRewardConfig(Section):
     their order; one whose reward was given by `reward` itself carries it."""
     type: Literal["tournament"] | None = None
     args: Arguments = Field(default_factory=dict)
+    partitions: Annotated[int, Field(ge=1, le=64)] = 1
+    """Parts of the groups, each gathered and scored by one reward process: at most so many of them share the work."""
     timeout_s: Seconds = 300.0
     """For one group."""
     wait_s: Seconds = 900.0
@@ -109,6 +111,12 @@ class RewardConfig(Section):
     def processes(self) -> int:
         """Hook processes of the whole run."""
         return max(1, self.count) * self.workers
+
+    @property
+    def partitions(self) -> tuple[int | None, ...]:
+        """Of the training executions; (None,): they are not parted."""
+        count = 1 if self.group is None else self.group.partitions
+        return (None,) if count == 1 else tuple(range(count))
 
     @property
     def scores(self) -> bool:

@@ -69,7 +69,7 @@ class RewardActor(Actor):
                     room = Room(self._pools_of(name))
                     group.create_task(self._work(queue, room, _QUEUES[name], group), name=name)
                 if grouped:
-                    group.create_task(GroupWork(self, _TRAINING).run(), name="groups")
+                    group.create_task(GroupWork(self).run(), name="groups")
 
     @asynccontextmanager
     async def _hook_processes(self) -> AsyncIterator[Pool | None]:

@@ -1,13 +1,14 @@
-"""Rewards that compare the members of a group: the one reward process that leads gathers them and has them scored together.
+"""Rewards that compare the members of a group: the reward process that owns them gathers them and has them scored together.
 
     EPISODES --lease, held--> gathered by group --complete, or too long--> hook process: one value per member
                                                      | fails: every member has another try
                                                      +-> SAMPLES, each acknowledged after its own receipt
 
 Invariant: as for single executions, one leaves EPISODES only after its scored form is stored, or buried with its reason.
-There is one owner for all groups (lease `group-rewards`): whoever leases a member must get the others too. Members are held
+Whoever leases a member must get the others too: there is one owner for all groups (lease `group-rewards`), or with
+`reward.group.partitions` one for each part of them (`group-rewards-3`; shares.py says whose it is). Members are held
 until their group is complete, however many that are: what is under way is bounded by admission, and by the stream's size.
-A leader that ends gives all of them back; the next one gathers them anew. A group is complete with `groups.enough` of its
+An owner that ends gives all of them back; the next one gathers them anew. A group is complete with `groups.enough` of its
 members, and waits no longer than `groups.deadline_s` after the first or `reward.group.wait_s` after the last. Each execution's
 header says with how many it was compared, so the trainer closes the group with exactly these: what comes later was
 compared with nobody, goes on as it is, and is dropped(uncompared) there.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,10 @@ from physarum.actors.reward.gathering import Gathered, Gathering
 from physarum.actors.reward.judges import engines_file
 from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.scorer import group_scorer_of, judges_token, limits_of
+from physarum.actors.reward.shares import Shares, shares_followed
 from physarum.actors.reward.values import apply_reward
+from physarum.actors.waiting import unless, unless_draining
+from physarum.bus import names
 from physarum.bus.codec import encode
 from physarum.bus.records import Execution
 from physarum.bus.work import Delivery, WorkQueue
@@ -40,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 LEASE: Final = "group-rewards"
 _BATCH: Final = 64
+_GRACE_S: Final = 0.2
+"""A fetch that is receiving leases when a partition is given up ends within this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,38 +58,91 @@ class Member:
 
 
 class GroupWork:
-    """The training executions of a run whose reward is the group's."""
+    """The training executions of a run whose reward is the group's, as far as this process owns them."""
 
-    def __init__(self, actor: RewardActor, queue: str) -> None:
-        assert actor.config.reward.group is not None  # asked by the actor
-        self._actor, self._queue, self._group = actor, queue, actor.config.reward.group
-        self._gathering: Gathering[Member] = Gathering(actor.config.groups.enough)
-        self._clocks: dict[str, asyncio.TimerHandle] = {}
+    def __init__(self, actor: RewardActor) -> None:
+        group = actor.config.reward.group
+        assert group is not None  # asked by the actor
+        self._actor, self._group = actor, group
+        self._gatherers: set[Gatherer] = set()
 
     async def run(self) -> None:
-        """Leads once nobody else does, until draining."""
-        context, reward = self._actor.context, self._actor.config.reward
-        token_env = judges_token(self._actor.config)
-        scorer = group_scorer_of(self._group, reward.workers, context.folder, engines_file(context), token_env)
-        async with leading(context, LEASE) as lease:
-            if lease is None:
-                return
-            pool = Pool(scorer.hook, scorer.args, reward.workers, limits_of(reward, self._group))
-            async with pool.open(), self._actor.queue(self._queue).open() as queue, asyncio.TaskGroup() as tasks:
-                await self._gather(queue, pool, tasks)
+        """Until draining."""
+        context, partitions = self._actor.context, self._actor.config.reward.partitions
+        if partitions == (None,):
+            async with leading(context, LEASE) as lease:
+                if lease is not None:
+                    async with self._pool().open() as pool:
+                        await self._gather(None, pool, context.draining)
+            return
+        async with self._pool().open() as pool, shares_followed(context) as shares, asyncio.TaskGroup() as tasks:
+            for partition in partitions:
+                tasks.create_task(self._share(partition, shares, pool), name=f"partition {partition}")
 
-    async def _gather(self, queue: WorkQueue, pool: Pool, tasks: asyncio.TaskGroup) -> None:
-        """Leases all there is, until draining; the task group then waits for what is being scored."""
+    async def _share(self, partition: int | None, shares: Shares, pool: Pool) -> None:
+        """Owns a partition whenever it is this process's."""
         context = self._actor.context
-        try:
-            while not context.draining.is_set():
-                for delivery in await lease(context, queue, _BATCH):
-                    tasks.create_task(self._one(delivery, pool, tasks), name=f"member {delivery.sequence}")
-        finally:
-            for clock in self._clocks.values():
-                clock.cancel()
+        while not context.draining.is_set():
+            if await unless_draining(context, shares.mine[partition].wait()) is None:
+                return
+            async with leading(context, f"{LEASE}-{partition}") as lease:  # once its owner before has let it go
+                if lease is not None:
+                    await self._gather(partition, pool, shares.lost[partition])
 
-    async def _one(self, delivery: Delivery, pool: Pool, tasks: asyncio.TaskGroup) -> None:
+    async def _gather(self, partition: int | None, pool: Pool, over: asyncio.Event) -> None:
+        gatherer = Gatherer(self._actor, pool, self._note)
+        self._gatherers.add(gatherer)
+        try:
+            await gatherer.run(f"episodes_{names.training(partition)}", over)
+        finally:
+            self._gatherers.discard(gatherer)
+            self._note()
+
+    def _note(self) -> None:
+        self._actor.numbers["waiting"] = sum(one.waiting for one in self._gatherers)
+
+    def _pool(self) -> Pool:
+        """Of this process; where several share the partitions each gets its part of what the run may ask of a service."""
+        context, reward = self._actor.context, self._actor.config.reward
+        workers = reward.workers if reward.partitions == (None,) else reward.processes
+        token_env = judges_token(self._actor.config)
+        scorer = group_scorer_of(self._group, workers, context.folder, engines_file(context), token_env)
+        return Pool(scorer.hook, scorer.args, reward.workers, limits_of(reward, self._group))
+
+
+class Gatherer:
+    """One partition, while this process owns it."""
+
+    def __init__(self, actor: RewardActor, pool: Pool, note: Callable[[], None]) -> None:
+        """`note` is called when `waiting` has changed."""
+        assert actor.config.reward.group is not None  # asked by the actor
+        self._actor, self._pool, self._note = actor, pool, note
+        self._group = actor.config.reward.group
+        self._gathering: Gathering[Member] = Gathering(actor.config.groups.enough)
+        self._clocks: dict[str, asyncio.TimerHandle] = {}
+        self._over = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        return self._gathering.waiting
+
+    async def run(self, queue: str, over: asyncio.Event) -> None:
+        """Leases all there is, until draining or `over`; what is being scored then is waited for, and the rest given back."""
+        self._over = over
+        async with self._actor.queue(queue).open() as opened, asyncio.TaskGroup() as tasks:
+            try:
+                await self._lease_all(opened, tasks)
+            finally:
+                for clock in self._clocks.values():
+                    clock.cancel()
+
+    async def _lease_all(self, queue: WorkQueue, tasks: asyncio.TaskGroup) -> None:
+        context = self._actor.context
+        while not (context.draining.is_set() or self._over.is_set()):
+            for delivery in await unless(self._over, lease(context, queue, _BATCH), _GRACE_S) or []:
+                tasks.create_task(self._one(delivery, tasks), name=f"member {delivery.sequence}")
+
+    async def _one(self, delivery: Delivery, tasks: asyncio.TaskGroup) -> None:
         opened = await self._actor.opened(delivery)
         if opened is None or not await self._actor.scored(delivery, *opened):
             return
@@ -94,29 +153,29 @@ class GroupWork:
             return
         own = encode(execution) if self._actor.config.reward.scores else body
         group = self._gathering.add(task, Member(delivery, execution, own), asyncio.get_running_loop().time())
-        self._actor.numbers["waiting"] = self._gathering.waiting
+        self._note()
         if group is not None:
             self._stop_clock(task.group)
-            await self._score(task.group, group, pool, tasks)
+            await self._score(task.group, group, tasks)
         else:
-            self._start_clock(task.group, pool, tasks)
+            self._start_clock(task.group, tasks)
 
     def _stop_clock(self, name: str) -> None:
         if (clock := self._clocks.pop(name, None)) is not None:
             clock.cancel()
 
-    def _start_clock(self, name: str, pool: Pool, tasks: asyncio.TaskGroup) -> None:
+    def _start_clock(self, name: str, tasks: asyncio.TaskGroup) -> None:
         """Anew: it runs out at the group's deadline, or when nobody else came for long."""
         self._stop_clock(name)
-        if self._actor.context.draining.is_set():
+        if self._actor.context.draining.is_set() or self._over.is_set():
             return
         loop, deadline_s = asyncio.get_running_loop(), self._actor.config.groups.deadline_s
         ends_at = loop.time() + self._group.wait_s
         if deadline_s is not None:
             ends_at = min(ends_at, self._gathering.waits_since(name) + deadline_s)
-        self._clocks[name] = loop.call_at(ends_at, self._stop_waiting, name, pool, tasks)
+        self._clocks[name] = loop.call_at(ends_at, self._stop_waiting, name, tasks)
 
-    def _stop_waiting(self, name: str, pool: Pool, tasks: asyncio.TaskGroup) -> None:
+    def _stop_waiting(self, name: str, tasks: asyncio.TaskGroup) -> None:
         self._clocks.pop(name, None)
         group = self._gathering.take(name)
         if group is not None:
@@ -128,12 +187,14 @@ class GroupWork:
                 group.size,
                 self._group.wait_s,
             )
-            tasks.create_task(self._score(name, group, pool, tasks), name=f"group {name}")
+            tasks.create_task(self._score(name, group, tasks), name=f"group {name}")
 
-    async def _score(self, name: str, group: Gathered[Member], pool: Pool, tasks: asyncio.TaskGroup) -> None:
+    async def _score(self, name: str, group: Gathered[Member], tasks: asyncio.TaskGroup) -> None:
         compared, doubles = group.compared, list(group.doubles)
         try:
-            values = _checked(await self._actor.judged(pool, *(member.body for member in compared)), len(compared))
+            values = _checked(
+                await self._actor.judged(self._pool, *(member.body for member in compared)), len(compared)
+            )
             pairs = [*zip(compared, values, strict=True), *((member, values[place]) for place, member in doubles)]
             for member, value in pairs:
                 apply_reward(member.execution, value, self._actor.config.reward.weights)
@@ -141,7 +202,7 @@ class GroupWork:
             for member in (*compared, *(member for _, member in doubles)):
                 await self._actor.fail(member.delivery, error, f"group {name}: ")
             if self._gathering.failed(name):
-                self._start_clock(name, pool, tasks)
+                self._start_clock(name, tasks)
             return
         for member, _ in pairs:
             await self._actor.publish(member.delivery, "samples", member.execution, len(compared))

@@ -48,7 +48,7 @@ class BusKeeper:
         endpoint = Endpoint.of(self._config.bus, url)
         bus = await Bus.connect(endpoint, self._config.run.name, "supervisor", self._config.bus.start_timeout_s)
         try:
-            await layout.create(bus, self._config.bus, tuple(self._config.policies))
+            await layout.create(bus, self._config.bus, tuple(self._config.policies), self._config.reward.partitions)
             write_endpoint(self._folder, endpoint)
         except BaseException:
             await bus.close()
@@ -89,7 +89,7 @@ class BusKeeper:
                     await restored.wait()
             restored = bus.reconnections()
             try:
-                await layout.create(bus, self._config.bus, tuple(self._config.policies))
+                await layout.create(bus, self._config.bus, tuple(self._config.policies), self._config.reward.partitions)
                 return
             except (BusError, nats.errors.Error) as error:
                 _log.warning("the streams are not back yet: %s", error)

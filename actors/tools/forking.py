@@ -130,7 +130,8 @@ async def _copy_tasks(parent: OpenRun, child: OpenRun, position: states.SourcePo
 
 async def _copy_executions(parent: OpenRun, child: OpenRun) -> int:
     context = context_of(child)
-    entries = await log.scan(parent.bus, "episodes", f"{names.subject(parent.name, 'episodes', 'train')}.>")
+    kinds = [names.subject(parent.name, "episodes", names.training(one)) for one in parent.config.reward.partitions]
+    entries = [entry for kind in kinds for entry in await log.scan(parent.bus, "episodes", f"{kind}.>")]
     for entry in entries:
         execution = await asyncio.to_thread(execution_of, parent.folder, entry)
         await publish_execution(context, "episodes", _renamed(execution, child))

@@ -74,7 +74,8 @@ class Exhaustion:
         if position is None or position.refills < refills_asked or self._intake.refills:
             return False
         bus = self._context.bus
-        if await _any(bus, "tasks", *_training_classes()) or await _any(bus, "episodes", "train"):
+        episodes = map(names.training, self._context.config.reward.partitions)
+        if await _any(bus, "tasks", *_training_classes()) or await _any(bus, "episodes", *episodes):
             return False
         dead, samples = await log.state(bus, "dead"), await log.state(bus, "samples")
         return dead.last <= self._intake.dead_through and samples.last <= self._intake.samples_through

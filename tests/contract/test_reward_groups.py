@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from actor_fixture import actor_process, eventually, make_context, register_until, running
-from bus_fixture import DEADLINE_S
+from bus_fixture import DEADLINE_S, small_config
 
 from physarum.actors.context import Context
 from physarum.actors.reward.actor import RewardActor
 from physarum.actors.reward.grouped import LEASE
+from physarum.actors.reward.shares import owner_of
 from physarum.actors.wire import publish_execution, read_execution, read_header
-from physarum.bus import log
+from physarum.bus import layout, log, names
 from physarum.bus.codec import decode
 from physarum.bus.connection import Bus
 from physarum.bus.lease import LeaseRecord
@@ -30,6 +31,7 @@ from physarum.bus.work import DeadLetter
 
 HOOKS = Path(__file__).parents[1] / "group_hooks.py"
 SIZE = 3
+PARTITIONS = 4
 
 
 def context_of(folder: Path, bus: Bus, publisher: Publisher, *overrides: str, **options: Any) -> Context:
@@ -229,3 +231,37 @@ async def _leader(bus: Bus, publisher: Publisher) -> int:
     """Which of the two leads."""
     record = await register_until(Register(bus, publisher, "lease", LeaseRecord), lambda one: one.token > 0, LEASE)
     return int(record.owner[-1])
+
+
+async def owned(bus: Bus, publisher: Publisher, names_of: list[str]) -> None:
+    """Returns once each partition is owned by the one of these whose it is."""
+    register = Register(bus, publisher, "lease", LeaseRecord)
+    for partition in range(PARTITIONS):
+        owner = owner_of(partition, names_of)
+        await register_until(
+            register, lambda one, owner=owner: one.owner == owner and one.token > 0, f"{LEASE}-{partition}"
+        )
+
+
+async def test_groups_are_shared_by_partitions_and_those_of_one_that_dies_are_gathered_by_the_other(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    await layout.create(bus, small_config(), partitions=range(PARTITIONS))
+    names_of = ["reward-0", "reward-1"]
+    options = (f"reward.group.partitions={PARTITIONS}", "reward.count=2", "bus.max_deliver=5")
+    contexts = [context_of(tmp_path, bus, publisher, *options, instance=name) for name in names_of]
+    groups = [f"main/0/{number}" for number in range(8)]
+    made = [member(bus.run, group, number, str(number)) for group in groups for number in range(SIZE)]
+    with contextlib.ExitStack() as stack:
+        actors = [stack.enter_context(actor_process(one)) for one in contexts]
+        await owned(bus, publisher, names_of)
+        await submit(contexts[0], *made[:-1])
+        found = await rewards(contexts[0], len(made) - SIZE)
+        assert found == {f"{group}/{number}:x": float(number) for group in groups[:-1] for number in range(SIZE)}
+        dying = names_of.index(owner_of(names.partition_of(groups[-1], PARTITIONS), names_of))
+        actors[dying].kill()
+        await submit(contexts[0], made[-1])
+        assert len(await rewards(contexts[0], len(made))) == len(made)
+        await owned(bus, publisher, [names_of[1 - dying]])
+        assert await asyncio.to_thread(actors[1 - dying].drain) == 0, actors[1 - dying].log.read_text()
+    assert await left(bus) == 0

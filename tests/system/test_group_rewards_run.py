@@ -17,8 +17,9 @@ HOOKS = Path(__file__).parents[1] / "group_hooks.py"
 ENOUGH, STEPS, GROUPS = 3, 8, 8
 
 
-async def summary_of(place: Path, *options: str) -> dict[str, Any]:
-    hook = f"reward.group={orjson.dumps({'hook': f'{HOOKS}:in_order'}).decode()}"
+async def summary_of(place: Path, partitions: int, *options: str) -> dict[str, Any]:
+    group = {"hook": f"{HOOKS}:in_order", "partitions": partitions}
+    hook = f"reward.group={orjson.dumps(group).decode()}"
     stubs = stub_overrides(place / "stub.jsonl")
     run = ChaosRun(RECIPE, place, "grouped", [*stubs, hook, f"stop.steps={STEPS}", *options])
     try:
@@ -28,9 +29,17 @@ async def summary_of(place: Path, *options: str) -> dict[str, Any]:
         run.stop()
 
 
-async def test_a_run_trains_the_first_members_that_were_compared_and_accounts_for_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_a_run_trains_the_first_members_that_were_compared_and_accounts_for_the_rest(
+    tmp_path: Path, partitions: int
+) -> None:
     found = await summary_of(
-        tmp_path, f"groups.enough={ENOUGH}", "source.group_size=5", f"trainer.groups_per_batch={GROUPS}"
+        tmp_path,
+        partitions,
+        "reward.count=2",
+        f"groups.enough={ENOUGH}",
+        "source.group_size=5",
+        f"trainer.groups_per_batch={GROUPS}",
     )
     account = found["account"]
     assert account["imbalance"] == account["double_trained"] == 0
