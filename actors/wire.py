@@ -100,7 +100,7 @@ async def read_task(context: Context, headers: dict[str, str], data: bytes) -> T
 
 
 async def publish_execution(
-    context: Context, key: ExecutionStream, execution: Execution, compared: int | None = None
+    context: Context, key: ExecutionStream, execution: Execution, compared: tuple[int, ...] | None = None
 ) -> PubAck:
     """Stores an execution with its header; a large body is made durable in the blob stores first, and kept there until the
     message that refers to it is stored. Raises CodecError for what has no wire form, HeaderTooLargeError among them."""
@@ -123,7 +123,7 @@ async def publish_scored(
     execution: Execution,
     headers: dict[str, str],
     data: bytes,
-    compared: int | None = None,
+    compared: tuple[int, ...] | None = None,
 ) -> PubAck:
     """Stores what `headers` and `data` of EPISODES hold, scored: the body (or the blob) is the very same, the scores are in
     the header; where they are too large for it, they are in a new body. `execution`: the body with its scores; `compared`: as
@@ -144,7 +144,7 @@ async def publish_scored(
     return await context.publisher.publish(subject, data, message_id=f"{key}/{execution.id}", headers=found)
 
 
-def _record_header(execution: Execution, body_digest: str, compared: int | None) -> str:
+def _record_header(execution: Execution, body_digest: str, compared: tuple[int, ...] | None) -> str:
     text = msgspec.json.encode(execution_header(execution, body_digest, compared)).decode()
     if _size(text) > _HEADERS_BYTES:
         spans = sum(len(sample.spans) for sample in execution.samples)

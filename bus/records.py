@@ -225,7 +225,7 @@ class SampleHeader(msgspec.Struct, frozen=True, kw_only=True):
 class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Header schema v1 of one SAMPLES message: enough to plan a step from headers only.
 
-    `compared`: how many members of the group, this one among them, were given their rewards together; 0: it came after that;
+    `compared`: the members of the group, this one among them, that were given their rewards together; none: it came after that;
     None: it was scored by itself.
     """
 
@@ -240,7 +240,7 @@ class ExecutionHeader(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     digest: str
     samples: list[SampleHeader]
-    compared: int | None = None
+    compared: tuple[int, ...] | None = None
 
     @property
     def reward(self) -> float | None:
@@ -296,7 +296,7 @@ def sample_header(sample: Sample) -> SampleHeader:
     )
 
 
-def execution_header(execution: Execution, digest: str, compared: int | None = None) -> ExecutionHeader:
+def execution_header(execution: Execution, digest: str, compared: tuple[int, ...] | None = None) -> ExecutionHeader:
     """The header that travels with `execution`; `digest` is of the message's body, `compared` as the header has it."""
     task = execution.task
     return ExecutionHeader(

@@ -155,7 +155,8 @@ def _parquet_faults(path: Path, prompt: str, unseen: set[str]) -> Iterator[tuple
     root = prompt.partition(".")[0]
     with parquet.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        unseen -= {name for name in unseen if name in names or name.partition(".")[0] in names}
+        paths = [file.schema.column(number).path for number in range(len(file.schema))]
+        unseen -= {name for name in unseen if any(path == name or path.startswith(f"{name}.") for path in paths)}
         chosen = prompt if prompt in names else root
         if chosen not in names:
             raise RowError(f"no column `{prompt}`; found {', '.join(names) or 'no column'}")

@@ -17,7 +17,7 @@ import orjson
 
 from physarum.actors.context import Context
 from physarum.actors.engine.control import EngineControl
-from physarum.actors.engine.errors import EngineRefusedError
+from physarum.actors.engine.errors import EngineAnswerError, EngineRefusedError
 from physarum.actors.engine.frozen import check_frozen, check_same
 from physarum.actors.errors import UnrecoverableError
 from physarum.agents.errors import TokenizerError
@@ -33,9 +33,9 @@ async def check_attached(context: Context, group: str, folder: Path, control: En
     """The digest of `folder`, which is what the server at `control` serves. Raises UnrecoverableError where it is not."""
     info = await control.model_info()
     await asyncio.to_thread(_check_kind, group, folder, control.base_url, info)
-    served = Path(str(info.get("model_path", "")))
-    if _is_here(context, control.base_url) and await asyncio.to_thread(served.is_dir):
-        await check_same(group, folder, served, control.base_url)
+    served = info.get("model_path")
+    if served and _is_here(context, control.base_url) and await asyncio.to_thread(Path(served).is_dir):
+        await check_same(group, folder, Path(served), control.base_url)
     else:
         await _check_tokens(group, folder, control)
     return await check_frozen(context, group, folder)
@@ -66,7 +66,7 @@ async def _check_tokens(group: str, folder: Path, control: EngineControl) -> Non
     try:
         own = await asyncio.to_thread(FolderTokenizer(folder).encode, PROBE)
         found = await control.tokens_of(PROBE)
-    except (EngineRefusedError, TokenizerError) as error:
+    except (EngineRefusedError, EngineAnswerError, TokenizerError) as error:
         _log.warning("engines.%s: tokenizers of %s and %s are not compared: %s", group, control.base_url, folder, error)
         return
     if own != found:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, ClassVar, Final
 
@@ -23,7 +23,7 @@ from physarum.actors.leasing import lease
 from physarum.actors.reward.errors import HookTimeoutError, JudgesAwayError, ServiceUnavailableError
 from physarum.actors.reward.family import lists_children
 from physarum.actors.reward.grouped import GroupWork
-from physarum.actors.reward.judges import Judges, engines_file, judges_followed
+from physarum.actors.reward.judges import Groups, Judges, Needs, engines_file, judges_followed
 from physarum.actors.reward.pool import Pool
 from physarum.actors.reward.room import Room
 from physarum.actors.reward.scorer import check_sandbox, judges_token, limits_of, models_of, scorer_of
@@ -51,6 +51,7 @@ class RewardActor(Actor):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._judges: Judges | None = None
+        self.needs = Needs(context.config.reward)
         self._pool: Pool | None = None
         self._own: dict[str, Pool] = {}
         self.numbers |= {"scored": 0, "failed": 0, "timeouts": 0}
@@ -146,32 +147,33 @@ class RewardActor(Actor):
     async def scored(self, delivery: Delivery, execution: Execution, body: bytes) -> bool:
         """Whether the hook's value was given to `execution` (where there is a hook); else the delivery has ended."""
         pool = eval_sets.own(execution.task, self._own, self._pool)
+        needed = self.needs.of(execution.task) if pool is self._pool else Groups()
         try:
             if pool is not None:
-                value = await (self.judged(pool, body) if pool is self._pool else pool.score(body))
+                value = await self.judged(pool, needed, body)
                 apply_reward(execution, value, self.config.reward.weights)
         except (HookFailedError, BadHookResultError) as error:
             await self.fail(delivery, error)
             return False
         return True
 
-    async def judged(self, pool: Pool, *bodies: bytes) -> Any:
-        """As `pool.score`, of a hook that may ask engines of this run: while none is ready it is not called, and what fails
-        meanwhile is called again, so that it is no failed try. Raises JudgesAwayError when draining begins before."""
+    async def judged(self, pool: Pool, needed: Groups, *bodies: bytes) -> Any:
+        """As `pool.score`, of a hook that asks the engines `needed`: while one group has none ready it is not called, and what
+        fails meanwhile is called again, so that it is no failed try. Raises JudgesAwayError when draining begins before."""
         judges = self._judges
         assert judges is not None  # run() opened it
         while True:
-            if await unless_draining(self.context, judges.ready.wait()) is None:
+            if not await unless_draining(self.context, _done(judges.ready(needed))):
                 raise JudgesAwayError("no judge is ready, and the actor drains")
-            before = judges.losses
+            before = judges.losses(needed)
             try:
                 return await pool.score(*bodies)
-            except ServiceUnavailableError:
-                if judges.losses == before:
+            except (ServiceUnavailableError, HookTimeoutError):
+                if judges.losses(needed) == before:
                     raise
 
     async def publish(
-        self, delivery: Delivery, target: ExecutionStream, execution: Execution, compared: int | None = None
+        self, delivery: Delivery, target: ExecutionStream, execution: Execution, compared: tuple[int, ...] | None = None
     ) -> None:
         """Stores the scored execution, then acknowledges the delivery. `compared`: as ExecutionHeader has it."""
         try:
@@ -192,3 +194,9 @@ class RewardActor(Actor):
         self.numbers["failed"] += 1
         self.numbers["timeouts"] += isinstance(error, HookTimeoutError)
         await delivery.retry(f"{said}{error}")
+
+
+async def _done(work: Coroutine[Any, Any, None]) -> bool:
+    """True, once `work` has ended."""
+    await work
+    return True

@@ -63,8 +63,12 @@ class Gathering(Generic[MemberT]):
         """The group, once `member` completes it; it is then handed out, and `settle` or `failed` says what became of it."""
         group = self._open.setdefault(task.group, Gathered(task.group_size, now))
         group.members.setdefault(task.member, []).append(member)
-        needed = group.size if self._enough is None else min(self._enough, group.size)
-        return self.take(task.group) if len(group.members) >= needed else None
+        return self.take(task.group) if self.has_enough(task.group) else None
+
+    def has_enough(self, group: str) -> bool:
+        """Whether so many of an open group wait here as make one."""
+        found = self._open[group]
+        return len(found.members) >= (found.size if self._enough is None else min(self._enough, found.size))
 
     def waits_since(self, group: str) -> float:
         """When the first member of an incomplete group came."""

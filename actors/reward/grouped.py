@@ -10,8 +10,9 @@ Whoever leases a member must get the others too: there is one owner for all grou
 until their group is complete, however many that are: what is under way is bounded by admission, and by the stream's size.
 An owner that ends gives all of them back; the next one gathers them anew. A group is complete with `groups.enough` of its
 members, and waits no longer than `groups.deadline_s` after the first or `reward.group.wait_s` after the last. Each execution's
-header says with how many it was compared, so the trainer closes the group with exactly these: what comes later was
-compared with nobody, goes on as it is, and is dropped(uncompared) there.
+header says with whom it was compared, so the trainer closes the group with exactly these: what comes later was compared with
+nobody, goes on as it is, and is dropped(uncompared) there, as is what was compared anew because an owner died between two
+members.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 LEASE: Final = "group-rewards"
 _BATCH: Final = 64
+_AGAIN_S: Final = 3.0
+"""For members of a group whose comparison failed to come again, where others that came meanwhile are enough without them."""
 _GRACE_S: Final = 0.2
 """A fetch that is receiving leases when a partition is given up ends within this."""
 
@@ -149,7 +152,7 @@ class Gatherer:
         execution, body = opened
         task = execution.task
         if self._gathering.is_settled(task.group):
-            await self._actor.publish(delivery, "samples", execution, compared=0)
+            await self._actor.publish(delivery, "samples", execution, compared=())
             return
         own = encode(execution) if self._actor.config.reward.scores else body
         group = self._gathering.add(task, Member(delivery, execution, own), asyncio.get_running_loop().time())
@@ -164,13 +167,13 @@ class Gatherer:
         if (clock := self._clocks.pop(name, None)) is not None:
             clock.cancel()
 
-    def _start_clock(self, name: str, tasks: asyncio.TaskGroup) -> None:
-        """Anew: it runs out at the group's deadline, or when nobody else came for long."""
+    def _start_clock(self, name: str, tasks: asyncio.TaskGroup, wait_s: float | None = None) -> None:
+        """Anew: it runs out at the group's deadline, or when nobody else came for `wait_s` (None: as configured)."""
         self._stop_clock(name)
         if self._actor.context.draining.is_set() or self._over.is_set():
             return
         loop, deadline_s = asyncio.get_running_loop(), self._actor.config.groups.deadline_s
-        ends_at = loop.time() + self._group.wait_s
+        ends_at = loop.time() + (self._group.wait_s if wait_s is None else min(wait_s, self._group.wait_s))
         if deadline_s is not None:
             ends_at = min(ends_at, self._gathering.waits_since(name) + deadline_s)
         self._clocks[name] = loop.call_at(ends_at, self._stop_waiting, name, tasks)
@@ -193,7 +196,8 @@ class Gatherer:
         compared, doubles = group.compared, list(group.doubles)
         try:
             values = _checked(
-                await self._actor.judged(self._pool, *(member.body for member in compared)), len(compared)
+                await self._actor.judged(self._pool, self._actor.needs.of_group, *(member.body for member in compared)),
+                len(compared),
             )
             pairs = [*zip(compared, values, strict=True), *((member, values[place]) for place, member in doubles)]
             for member, value in pairs:
@@ -202,12 +206,14 @@ class Gatherer:
             for member in (*compared, *(member for _, member in doubles)):
                 await self._actor.fail(member.delivery, error, f"group {name}: ")
             if self._gathering.failed(name):
-                self._start_clock(name, tasks)
+                self._start_clock(name, tasks, _AGAIN_S if self._gathering.has_enough(name) else None)
             return
-        for member, _ in pairs:
-            await self._actor.publish(member.delivery, "samples", member.execution, len(compared))
+        together = tuple(sorted(group.members))
+        async with asyncio.TaskGroup() as publishing:  # at once: who dies in between leaves a group in two comparisons
+            for member, _ in pairs:
+                publishing.create_task(self._actor.publish(member.delivery, "samples", member.execution, together))
         for member in self._gathering.settle(name):
-            await self._actor.publish(member.delivery, "samples", member.execution, compared=0)
+            await self._actor.publish(member.delivery, "samples", member.execution, compared=())
 
 
 def _checked(values: Any, members: int) -> Sequence[Any]:

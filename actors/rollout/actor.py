@@ -232,10 +232,11 @@ class Episodes:
             await self._hand_over(delivery, task, client)
             raise
         except TimeoutError as error:
-            limit = f"episode exceeded rollout.episode_timeout_s = {self._config.episode_timeout_s:g} s"
-            await self._fail(
-                delivery, limit if client.clock.ran_out else f"the generate hook raised TimeoutError: {error}"
-            )
+            if client.clock.ran_out:
+                limit_s = self._config.episode_timeout_s
+                await self._fail(delivery, f"episode exceeded rollout.episode_timeout_s = {limit_s:g} s")
+            else:
+                await self._raised(delivery, task, error)
         except CutOffError as error:
             await self._cut_off(delivery, task, started_at, error)
         except TaskError as error:
@@ -246,10 +247,14 @@ class Episodes:
         except (AgentError, RecordError, BadHookResultError) as error:
             await self._fail(delivery, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - a user's hook may raise anything; it ends this try, by name
-            _log.exception("task %s: the generate hook raised", task.id)
-            await self._fail(delivery, f"the generate hook raised {type(error).__name__}: {error}")
+            await self._raised(delivery, task, error)
         else:
             await self._publish(delivery, task, samples, started_at)
+
+    async def _raised(self, delivery: Delivery, task: Task, error: Exception) -> None:
+        """The hook's own error; call it where that is handled, for its traceback."""
+        _log.exception("task %s: the generate hook raised", task.id)
+        await self._fail(delivery, f"the generate hook raised {type(error).__name__}: {error}")
 
     async def _read(self, delivery: Delivery) -> Task | None:
         """None: what was generated before cannot be read now, and the delivery is returned; the last try begins anew."""

@@ -41,10 +41,10 @@ class Crew:
         if (keeper := self._by_instance.get(instance)) is not None:
             keeper.kill_hung()
 
-    def others_up(self, role: str, instance: str, alike: Callable[[str, str], bool]) -> bool:
-        """Whether another of a role is up of which `alike(instance, other)` says that it does the same work."""
+    def others_stand(self, role: str, instance: str, alike: Callable[[str, str], bool]) -> bool:
+        """Whether another of a role stands of which `alike(instance, other)` says that it does the same work."""
         return any(
-            keeper.is_up
+            keeper.stands
             for keeper in self.keepers
             if keeper.role == role and keeper.instance != instance and alike(instance, keeper.instance)
         )

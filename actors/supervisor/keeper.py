@@ -1,7 +1,8 @@
 """Keeps one actor running: adopt or start, wait for its end, do what the policy says.
 
 Where the policy gives up and others do the same work (engines of one group, rollout and reward workers), the run goes on with
-them: the actor is left out, and tried again after ever longer waits. Without one that is up it ends the run.
+them: the actor is left out, and tried again after ever longer waits. Where all others are left out too, or none was ever ready,
+it ends the run.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Keeper:
         launcher: Launcher,
         attendance: Attendance,
         config: SupervisorConfig,
-        others_up: Callable[[], bool] = lambda: False,
+        others_stand: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`others_up` says whether another actor does the same work now."""
+        """`others_stand` says whether another actor does the same work, and is not left out."""
         self.role = role
         self.instance = instance
         self.finishing = asyncio.Event()
@@ -47,11 +48,17 @@ class Keeper:
         self._launcher = launcher
         self._attendance = attendance
         self._policy = RestartPolicy(config)
-        self._others_up = others_up
-        self._out_s = config.backoff_max_s
+        self._others_stand = others_stand
+        self._shortest_out_s = self._out_s = config.backoff_max_s
+        self._is_out = False
 
     @property
-    def is_up(self) -> bool:
+    def stands(self) -> bool:
+        """It works, or did and is being started again."""
+        return self._is_up or (self._policy.was_ever_ready and not self._is_out)
+
+    @property
+    def _is_up(self) -> bool:
         """Its process runs, and was past "starting"."""
         process = self.process
         return process is not None and not process.ended and self._attendance.was_ready(process.record.pid)
@@ -97,6 +104,8 @@ class Keeper:
         state = self._attendance.state(self.instance, pid)
         ready = self._attendance.was_ready(pid)
         await self._attendance.ended(self.instance, pid)
+        if ready:
+            self._is_out, self._out_s = False, self._shortest_out_s
         if self.finishing.is_set():  # it was let go meanwhile: its end is as it should be
             self.process = None
             return
@@ -106,7 +115,7 @@ class Keeper:
                 self.process = None
             case GiveUp(reason):
                 failure = self._failure(process, reason, state)
-                if not self._others_up():
+                if not self._others_stand():
                     raise ActorFailedError(f"{failure}\n{_REMEDY}")
                 await self._leave_out(failure)
             case Restart(delay_s):
@@ -120,7 +129,7 @@ class Keeper:
 
     async def _leave_out(self, failure: str) -> None:
         _log.error("%s\nThe run goes on with the others; it is tried again in %.0f s", failure, self._out_s)
-        self.process = None
+        self.process, self._is_out = None, True
         await self._pause(self._out_s)
         self._out_s = min(_LONGEST_OUT_S, 2 * self._out_s)
         if not self.finishing.is_set():

@@ -114,11 +114,11 @@ class Part:
     def _keeper(self, role: str, instance: str) -> Keeper:
         config = self._place.config
         alike = partial(scaling.alike, config, role)
-        others_up = partial(self._others_up, role, instance, alike)
-        return Keeper(role, instance, self._launcher, self.attendance, config.supervisor, others_up)
+        others_stand = partial(self._others_stand, role, instance, alike)
+        return Keeper(role, instance, self._launcher, self.attendance, config.supervisor, others_stand)
 
-    def _others_up(self, role: str, instance: str, alike: Callable[[str, str], bool]) -> bool:
-        return self.crew.others_up(role, instance, alike)
+    def _others_stand(self, role: str, instance: str, alike: Callable[[str, str], bool]) -> bool:
+        return self.crew.others_stand(role, instance, alike)
 
 
 async def _until(finished: asyncio.Task[Any], asked: asyncio.Task[Any], tasks: list[asyncio.Task[Any]]) -> None:

@@ -69,6 +69,11 @@ class RestartPolicy:
         self._failed_starts = 0
         self.restarts = 0
 
+    @property
+    def was_ever_ready(self) -> bool:
+        """Whether a process that has ended was ever past "starting"."""
+        return self._was_ever_ready
+
     def after_exit(self, ended: Exit, *, ready: bool, finished: bool, now: float) -> Decision:
         """`ready`: this process was ever past "starting". `finished`: it announced that its work is done."""
         if finished and ended.status in (0, None):

@@ -43,15 +43,15 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
 
 class Group(msgspec.Struct):
     """Members by index. `given_up`: will not come, or only too late; `first_at`: when the first one came, or the last
-    one was asked for again; `compared`: how many were given their rewards together (0: each its own), `answered`: those of them
-    that came, whatever became of them."""
+    one was asked for again; `compared`: who were given their rewards together (nobody: each its own), `answered`: those of
+    them that came, whatever became of them."""
 
     name: str
     size: int
     first_at: float
     members: dict[int, Arrived] = {}
     given_up: set[int] = set()
-    compared: int = 0
+    compared: frozenset[int] = frozenset()
     answered: set[int] = set()
 
     @property
@@ -147,8 +147,18 @@ class Groups:
         if header.compared:
             self._comparing = True
             group = self._group(header.group, header.group_size, now)
-            group.compared = max(group.compared, header.compared)
+            group.compared = group.compared or frozenset(header.compared)
             group.answered.add(header.member)
+
+    def is_apart(self, header: ExecutionHeader) -> bool:
+        """Whether its reward says nothing against those of its group: it came after they were given, or was given its own in
+        another comparison."""
+        if header.compared is None:
+            return False
+        group = self._open.get(header.group)
+        return not header.compared or (
+            group is not None and bool(group.compared) and group.compared != frozenset(header.compared)
+        )
 
     def bury(self, dead: DeadMember, now: float) -> RefillRecord | None:
         """A member's task is dead: the refill to record (then call `asked`), or None, and it is given up."""
@@ -156,7 +166,8 @@ class Groups:
             return None  # its successor is on its way
         if self._went_on_without(dead.group, dead.member):
             return None  # a refill would only be late
-        refill = self._refill(dead, "dead")
+        group = self._open.get(dead.group)
+        refill = None if group is not None and group.compared else self._refill(dead, "dead")
         if refill is None:
             self.give_up(dead.group, dead.group_size, dead.member, now)
         return refill
@@ -259,7 +270,7 @@ class Groups:
         if self._rules.deadline_s is not None and now - group.first_at >= self._rules.deadline_s:
             return True
         if group.compared:
-            return len(group.answered) >= group.compared
+            return group.compared <= group.answered | group.given_up
         return len(group.members) >= (self._rules.enough or group.size)
 
     def close(self, record: GroupClosedRecord) -> list[Arrived]:

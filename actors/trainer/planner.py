@@ -266,7 +266,7 @@ class Planner:
     def _unwanted(self, header: ExecutionHeader) -> str | None:
         """An execution may have come when the others' rewards were given, or hold nothing of this policy, a sequence above the
         token budget cannot be trained at all, and a filter may refuse one; its group goes on without it."""
-        if header.compared == 0:
+        if self.groups.is_apart(header):
             return "uncompared"
         if not header.samples:
             return "absent"

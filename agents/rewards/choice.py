@@ -3,7 +3,7 @@
 A letter counts where it is declared: boxed (there a small one, too), behind `answer`, `option` or `choice` and not called
 wrong, as `(C) is correct`, behind `answer:` at a line's end (a small one, too), or alone on the last line. A stray capital
 (`I think`) does not. The last declaration counts, and one that names two letters counts for none, so listing all options earns
-nothing. An option that a sentence goes on about (`Choice C would hold if`) takes the place of no answer before it.
+nothing. An option that is only mentioned (`Choice C would hold if`, `unlike option A`) takes the place of no declaration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ _DECLARED: Final = re.compile(
     rf"|(?<![A-Za-z0-9]){_LETTER}[\s*_)\]}}]{{0,8}}is\s{{1,4}}(?:the\s{{1,4}})?correct",
     re.IGNORECASE | re.MULTILINE,
 )
-_GOES_ON: Final = re.compile(r"[\s*_)\]}]{1,8}[a-z]")
+_CHOSEN: Final = re.compile(r"(?:option|choice)\b[*_]{0,3}(?:\s{1,4}is\b|\s{0,4}[:=])", re.IGNORECASE)
+_CONFIRMED: Final = re.compile(r"[\s*_)\]}.]{0,8}\bis\s{1,4}(?:the\s{1,4})?(?:correct|right|best)\b", re.IGNORECASE)
+_SENTENCE_END: Final = re.compile(r"[\s*_)\]}$'\"]{0,8}(?:[.!;]|\Z|$)", re.MULTILINE)
+_SET_APART: Final = re.compile(
+    r"\b(?:unlike|not|than|except|over|versus|vs|out|eliminate|against|from)\W{1,4}(?:\w+\W)?$", re.IGNORECASE
+)
+"""What stands before an option that is not the one."""
 _ANOTHER: Final = re.compile(
     r"[\s*_)\]}.]{0,8}(?:,|/|&|\bor\b|\band\b)[\s*_(\[{]{0,8}(?:or\s|and\s)?[\s(]{0,4}(?!I\s+[a-z])[A-Z](?![A-Za-z0-9])"
 )
@@ -43,20 +49,20 @@ def score_choice(answer: Answer, options: ChoiceReward) -> float:
     letters = _letters(answer, choices, options)
     right = _right(answer, choices, letters)
     text = after_thinking(answer.text)
-    said = declared(text)
+    said = declared(text, "" if any(len(_plain(one)) == 1 for one in choices) else "".join(letters))
     if said is None and options.by_text and choices:
         said = _by_text(text, choices, letters)
     return float(said is not None and said == right)
 
 
-def declared(text: str) -> str | None:
-    """The letter that the text declares; None where it declares none, or two at once."""
+def declared(text: str, small: str = string.ascii_uppercase) -> str | None:
+    """The letter that the text declares; None where it declares none, or two at once. `small`: those that may be small ones."""
     boxed = last_boxed(text)
     if boxed is not None:
         bare = re.sub(_STYLE, "", boxed)
         found = _ALONE.fullmatch(bare.upper()) or _LISTED.fullmatch(bare)
         return found[1] if found else None
-    last = _last_declaration(text)
+    last = _last_declaration(text, small)
     if last is not None:
         small, _, letter, correct = last.groups()
         return None if _ANOTHER.match(text, last.end()) else (small or letter or correct).upper()
@@ -65,14 +71,25 @@ def declared(text: str) -> str | None:
     return alone[1] if alone else None
 
 
-def _last_declaration(text: str) -> re.Match[str] | None:
+def _last_declaration(text: str, small: str) -> re.Match[str] | None:
     last, last_is_firm = None, False
     for found in _DECLARED.finditer(text):
-        named = (found[2] or "answer").lower() != "answer"
-        firm = not (named and _GOES_ON.match(text, found.end()))
+        if found[1] and found[1].upper() not in small:
+            continue
+        firm = _is_firm(text, found)
         if firm or not last_is_firm:
             last, last_is_firm = found, firm
     return last
+
+
+def _is_firm(text: str, found: re.Match[str]) -> bool:
+    """Whether an option is declared, and not only mentioned."""
+    if (found[2] or "answer").lower() == "answer" or _CHOSEN.match(found[0]):
+        return True
+    if _CONFIRMED.match(text, found.end()):
+        return True
+    apart = _SET_APART.search(text[max(0, found.start() - 24) : found.start()])
+    return apart is None and _SENTENCE_END.match(text, found.end()) is not None
 
 
 def _choices(metadata: dict[str, Any]) -> list[str]:

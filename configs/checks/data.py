@@ -94,13 +94,17 @@ def _out_of_range(where: str, data: tuple[Path, ...], reports: dict[Path, FileRe
 
 def _repeated(where: str, data: tuple[Path, ...]) -> Iterator[Problem]:
     """Rows that several entries name: each counts as often as it is named, so it is drawn more often than others."""
-    seen: dict[Path, tuple[Path, slice | None]] = {}
+    seen: dict[Path, list[tuple[Path, slice | None]]] = {}
     for entry in data:
         path, rows = parse_entry(entry)
-        for file in files_of(path):
-            real = file.resolve()
-            before = seen.setdefault(real, (file, rows))
-            if before != (file, rows) and _overlap(before[1], rows):
+        files = files_of(path)
+        if rows is not None and len(files) > 1:
+            continue  # which rows of which file that is, is not known without counting
+        for file in files:
+            before = seen.setdefault(file.resolve(), [])
+            again = (file, rows) not in before and any(_overlap(one, rows) for _, one in before)
+            before.append((file, rows))
+            if again:
                 found = f"rows of {display_path(file)} in `{display_path(entry)}` and in an entry before it"
                 remedy = "remove one of them, or give the rows a `weight` as a part of a mixture"
                 yield Problem(Severity.WARNING, where, found, "each row once", remedy)
@@ -108,12 +112,12 @@ def _repeated(where: str, data: tuple[Path, ...]) -> Iterator[Problem]:
 
 
 def _overlap(one: slice | None, other: slice | None) -> bool:
-    """Whether slices of one file may share rows; of those that count from the end nothing is known."""
+    """Whether slices of one file may share rows; of those that count from the end little is known."""
     if one is None or other is None:
         return True
     ends = [end for part in (one, other) for end in (part.start, part.stop) if end is not None]
     if any(end < 0 for end in ends):
-        return True
+        return not any(a.stop is not None and a.stop == b.start for a, b in ((one, other), (other, one)))
     first, second = sorted((one, other), key=lambda part: part.start or 0)
     return first.stop is None or (second.start or 0) < first.stop
 

@@ -236,6 +236,23 @@ async def test_what_a_judge_that_leaves_did_not_judge_waits_for_the_next_one_and
         assert await rewards(context, 2) == {"a": 0.7, "b": 0.7}
 
 
+async def test_what_asks_no_judge_is_scored_while_the_judge_is_away(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    context = typed(tmp_path, bus, publisher, *ONE_TRY)
+    file, actor = engines_file(context), RewardActor(context)
+    async with running(actor), judge("Score: 3") as one, judge("Score: 7") as other:
+        await present(bus, publisher, one, 1)
+        await eventually(lambda: actor.state == "ready")
+        await present(bus, publisher, one, 2, "starting")
+        await eventually(lambda: orjson.loads(file.read_bytes()) == {"judge": []})
+        await publish_execution(context, "episodes", said(context, "judged", "text", None))
+        await publish_execution(context, "episodes", said(context, "plain", "cat<|im_end|>", "cat", rm_type="exact"))
+        assert await rewards(context, 1) == {"plain": 1.0}
+        await present(bus, publisher, other, 3)
+        assert await rewards(context, 2) == {"plain": 1.0, "judged": 0.7}
+
+
 async def test_an_actor_that_drains_while_no_judge_is_ready_gives_back(
     tmp_path: Path, bus: Bus, publisher: Publisher, caplog: pytest.LogCaptureFixture
 ) -> None:

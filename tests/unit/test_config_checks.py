@@ -174,6 +174,9 @@ def test_a_column_that_was_named_and_that_no_row_has_is_told(recipe: Path) -> No
     assert problems(recipe, *words, "source.columns.label=extra.answer") == []
     (found,) = problems(recipe, *words, "source.columns.label=answer")
     assert found.found == "no row with the column `answer`"
+    (found,) = problems(recipe, *words, "source.columns.label=extra.anwser")
+    assert found.found == "no row with the column `extra.anwser`"
+    assert problems(recipe, *words, "source.columns.metadata=extra") == []
 
 
 def test_rows_that_are_named_twice_are_told(recipe: Path) -> None:
@@ -181,10 +184,12 @@ def test_rows_that_are_named_twice_are_told(recipe: Path) -> None:
     data.write_text('{"prompt": "a"}\n' * 4)
     other = recipe.parent / "other.jsonl"
     other.symlink_to(data)
-    for entries in ([f"{data}", f"{other}"], [f"{data}[:2]", f"{data}[1:]"], [f"{data}", f"{data}[-1:]"]):
+    thrice = [f"{data}[:1]", f"{data}[2:3]", f"{data}[2:]"]
+    for entries in ([f"{data}", f"{other}"], [f"{data}[:2]", f"{data}[1:]"], [f"{data}", f"{data}[-1:]"], thrice):
         (found,) = problems(recipe, f"source.data={json.dumps(entries)}")
         assert found.severity is Severity.WARNING and "in an entry before it" in found.found, entries
-    for entries in ([f"{data}[:2]", f"{data}[2:]"], [f"{data}", f"{recipe.parent}/d*.jsonl"]):
+    apart = ([f"{data}[:2]", f"{data}[2:]"], [f"{data}[:-1]", f"{data}[-1:]"])
+    for entries in (*apart, [f"{data}", f"{recipe.parent}/d*.jsonl"]):
         assert problems(recipe, f"source.data={json.dumps(entries)}") == []
 
 

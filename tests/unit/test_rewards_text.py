@@ -110,6 +110,13 @@ def test_a_row_without_a_label_is_named(label: Any) -> None:
         ("The answer is B. Hm, no: option C.", "C"),
         ("I choose option C because of B.", "C"),
         ("Option A has two, option B has three", "B"),
+        ("I can rule out option A. So the correct option is B because water expands.", "B"),
+        ("Option A: 5\nOption B: 7\nOption D: 11\nOption B is correct.", "B"),
+        ("At first the answer is A. On reflection, option B is correct.", "B"),
+        ("The correct answer is C. Choice A (mitosis) is a distractor.", "C"),
+        ("The answer is B.\nOption A: too small.\nOption C: wrong sign.", "B"),
+        ("The answer is C, unlike option A.", "C"),
+        ("The answer is C; I rule out the option A.", "C"),
         ("", None),
     ],
 )
@@ -133,6 +140,8 @@ CHOICES = ["red", "dark blue", "green"]
         ("Answer: X", "x", {"choices": {"X": "1", "Y": "2"}}, 1.0),
         ("Answer: B", "dark blue", {"choices": CHOICES, "correct_letter": "A"}, 0.0),
         ("Answer: Z", "A", {}, 0.0),
+        ("Answer: n", "n", {"choices": ["m", "n", "p", "q"]}, 1.0),
+        ("Answer: b", "B", {"choices": CHOICES}, 1.0),
     ],
 )
 def test_choices(text: str, label: Any, metadata: dict[str, Any], value: float) -> None:

@@ -63,7 +63,7 @@ class Failing:
         return Exit(1)
 
 
-def kept(failing: Failing, others_up: Callable[[], bool]) -> Keeper:
+def kept(failing: Failing, others_stand: Callable[[], bool]) -> Keeper:
     async def nothing(*of: Any) -> None: ...
 
     attendance = SimpleNamespace(
@@ -72,7 +72,7 @@ def kept(failing: Failing, others_up: Callable[[], bool]) -> Keeper:
     )  # fmt: skip
     launcher = SimpleNamespace(adopt=lambda instance: None, start=failing.start)
     config = SupervisorConfig(backoff_s=0.01, backoff_max_s=0.02)
-    keeper = Keeper("engine", "policy-2", cast(Any, launcher), cast(Any, attendance), config, others_up)
+    keeper = Keeper("engine", "policy-2", cast(Any, launcher), cast(Any, attendance), config, others_stand)
     keeper.begin()
     return keeper
 
@@ -106,3 +106,29 @@ def test_who_does_the_same_work_stands_in() -> None:
     assert alike(config, "engine", "solver-0", "solver-1") and alike(config, "rollout", "rollout-0", "rollout-7")
     assert not alike(config, "engine", "solver-0", "policy-1") and not alike(config, "engine", "policy-0", "policy-1")
     assert not alike(config, "source", "source-0", "source-1")
+
+
+@pytest.mark.timeout(10)
+async def test_one_that_worked_and_is_started_again_stands_and_one_that_is_left_out_does_not() -> None:
+    """A left out engine was tried while its peer restarted: nobody was up, and the run ended."""
+    failing = Failing()
+    ready = {1}
+    out = kept(failing, lambda: True)
+    out._attendance = SimpleNamespace(  # type: ignore[assignment]
+        expect=_nothing,
+        ended=_nothing,
+        state=lambda *of: "ready",
+        was_ready=ready.__contains__,
+        forget=lambda one: None,
+    )
+    assert out.stands, "its first process is up"
+    work = asyncio.create_task(out.keep())
+    while len(failing.started) < 2:
+        assert out.stands
+        await asyncio.sleep(0)
+    await failing.tried.wait()
+    out.finishing.set()
+    await work
+
+
+async def _nothing(*of: Any) -> None: ...

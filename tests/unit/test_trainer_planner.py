@@ -335,18 +335,18 @@ def test_a_group_goes_on_with_the_first_that_are_enough_and_the_rest_is_late() -
     assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "late")]
 
 
-def compared(ordinal: int, members: int, reward: float = 0.0) -> ExecutionHeader:
+def compared(ordinal: int, members: tuple[int, ...], reward: float = 0.0) -> ExecutionHeader:
     return msgspec.structs.replace(header(ordinal, reward), compared=members)
 
 
 def test_a_group_goes_on_with_those_that_were_compared_with_each_other() -> None:
     """Who came when the others' rewards were given has a place among nobody, whatever the group's deadline."""
     planner = Planner(rules(deadline_s=100.0))
-    planner.admit(Arrived(1, compared(1, 1)))
+    planner.admit(Arrived(1, compared(1, (1,))))
     [closing] = planner.groups.overdue(0.0)
     assert (closing.members, closing.missing, closing.trained) == ([1], [0], True)
     planner.apply(closing)
-    planner.admit(Arrived(2, compared(0, 0)))
+    planner.admit(Arrived(2, compared(0, ())))
     record = take(planner).record
     assert [item.sequence for item in record.executions] == [1]
     assert [(item.sequence, item.reason) for item in record.dropped] == [(2, "late")]
@@ -354,8 +354,8 @@ def test_a_group_goes_on_with_those_that_were_compared_with_each_other() -> None
 
 def test_who_was_compared_with_nobody_is_not_trained_though_it_is_read_before_its_group_is_closed() -> None:
     planner = Planner(rules())
-    planner.admit(Arrived(1, compared(1, 1)))
-    planner.admit(Arrived(2, compared(0, 0)))
+    planner.admit(Arrived(1, compared(1, (1,))))
+    planner.admit(Arrived(2, compared(0, ())))
     assert planner.groups.overdue(0.0) == []
     record = take(planner).record
     assert [item.sequence for item in record.executions] == [1]
@@ -364,10 +364,29 @@ def test_who_was_compared_with_nobody_is_not_trained_though_it_is_read_before_it
 
 def test_a_group_waits_for_all_that_were_compared() -> None:
     planner = Planner(rules(enough=1))
-    planner.admit(Arrived(1, compared(0, 2)))
+    planner.admit(Arrived(1, compared(0, (0, 1))))
     assert planner.groups.overdue(0.0) == []
-    planner.admit(Arrived(2, compared(1, 2)))
+    planner.admit(Arrived(2, compared(1, (0, 1))))
     assert len(take(planner).record.executions) == 2
+
+
+def test_who_was_compared_anew_after_an_owner_died_is_not_mixed_with_the_others() -> None:
+    """Three of a group were compared, two were stored, then their owner died: the third was compared with nobody."""
+    planner = Planner(rules())
+    first, second = (msgspec.structs.replace(compared(one, (0, 1, 2)), group="g", group_size=3) for one in (0, 1))
+    third = msgspec.structs.replace(compared(2, (2,)), group="g", group_size=3, member=2)
+    for sequence, one in enumerate((first, second, third), start=1):
+        planner.admit(Arrived(sequence, one))
+    record = take(planner).record
+    assert [item.sequence for item in record.executions] == [1, 2]
+    assert [(item.sequence, item.reason) for item in record.dropped] == [(3, "uncompared")]
+
+
+def test_a_compared_group_goes_on_without_a_member_of_it_that_was_buried() -> None:
+    planner = Planner(rules(refills=1))
+    planner.admit(Arrived(1, compared(0, (0, 1))))
+    assert planner.bury(dead(1)) is None, "a replacement would have nobody to be compared with"
+    assert [item.sequence for item in take(planner).record.executions] == [1]
 
 
 def test_a_member_of_a_compared_group_that_is_over_age_is_not_asked_for_again() -> None:
@@ -376,7 +395,7 @@ def test_a_member_of_a_compared_group_that_is_over_age_is_not_asked_for_again() 
     planner = Planner(old)
     for sequence, ordinal in enumerate((0, 1), start=1):
         spans = [Span("policy@1.0" if ordinal else "policy@1.5", 0, 4)]
-        planner.admit(Arrived(sequence, msgspec.structs.replace(header(ordinal, spans=spans), compared=2)))
+        planner.admit(Arrived(sequence, msgspec.structs.replace(header(ordinal, spans=spans), compared=(0, 1))))
     assert planner.settle(5, ()) == []
     record = planner.take(1, 5, ()).record
     assert [(item.ordinal, item.reason) for item in record.dropped] == [(1, "over_age")]

@@ -102,7 +102,7 @@ async def _elimination(members: int, judge: Judge, rng: random.Random, *, lives:
     seeds = table.ratings()
     lots = rng.sample(range(members), members)
     strength = sorted(range(members), key=lambda member: (-round(seeds[member], 9), lots[member]))
-    exits = await _knocked_out(table, strength, lives)
+    exits = await _knocked_out(table, strength, seeds, lives)
     ratings = table.ratings()
     keys = [_key(member, exits, ratings) for member in range(members)]
     return Standing(scores(keys), table.comparisons)
@@ -123,8 +123,8 @@ def _key(member: int, exits: dict[int, _Exit], ratings: list[float]) -> tuple[fl
     return float(exits[member].number), ratings[member]
 
 
-async def _knocked_out(table: Table, strength: list[int], lives: int) -> dict[int, _Exit]:
-    """How each member left; the last one in the highest round. `strength`: members, strongest seed first."""
+async def _knocked_out(table: Table, strength: list[int], seeds: list[float], lives: int) -> dict[int, _Exit]:
+    """How each member left; the last one in the highest round. `strength`: members, strongest of `seeds` first."""
     lost, left, number = dict.fromkeys(strength, 0), {}, 0
     while len(lost) > 1:
         number += 1
@@ -134,7 +134,7 @@ async def _knocked_out(table: Table, strength: list[int], lives: int) -> dict[in
             pairs = [(pool[0], other[0]) for pool, other in itertools.pairwise(pools) if pool and other]
         await table.play(pairs)
         for pair in pairs:
-            winner, loser, decided = _played(pair, table, strength)
+            winner, loser, decided = _played(pair, table, strength, seeds)
             lost[loser] += 1
             if lost[loser] == lives:
                 del lost[loser]
@@ -147,12 +147,13 @@ def _best_and_worst(pool: list[int]) -> list[Pair]:
     return [(pool[place], pool[-1 - place]) for place in range(len(pool) // 2)]
 
 
-def _played(pair: Pair, table: Table, strength: list[int]) -> tuple[int, int, bool]:
-    """Winner, loser, and whether the judge said so. Of a draw, or where it could not tell, the stronger seed plays on."""
+def _played(pair: Pair, table: Table, strength: list[int], seeds: list[float]) -> tuple[int, int, bool]:
+    """Winner, loser, and whether that is decided. Of a draw, or where the judge could not tell, the stronger seed plays on, and
+    where it could not tell that decides: an answer that gets no verdict out of it earns no other one's place."""
     outcome = table.outcome(*pair)
     if outcome is None or outcome == 0.5:
         winner, loser = sorted(pair, key=strength.index)
-        return winner, loser, False
+        return winner, loser, outcome is None and round(seeds[winner], 9) != round(seeds[loser], 9)
     return (*pair, True) if outcome > 0.5 else (*pair[::-1], True)
 
 
