@@ -200,10 +200,12 @@ async def test_what_fails_at_the_head_ends_the_machines_by_its_name(places: Plac
 
 @pytest.mark.slow
 async def test_an_actor_that_cannot_run_ends_its_machine_and_not_the_run(places: Places) -> None:
-    first, other = places.write({"rollout-1": "exit 78"})
+    first, other = places.write(
+        {"reward-0": "exit 78"}
+    )  # the only one there: of two rollout workers one would be left out
     head, machine = HeadRun(first), MachineRun(other)
     async with at_work(head, machine):
-        with pytest.raises(ActorFailedError, match="the actor rollout/rollout-1 ended with status 78"):
+        with pytest.raises(ActorFailedError, match="the actor reward/reward-0 ended with status 78"):
             await machine.result()
         assert not machine.pids() and not head.ended.done()
         bus = await connect(places.url, places.name)
