@@ -42,7 +42,8 @@ async def check_attached(context: Context, group: str, folder: Path, control: En
 
 
 def _check_kind(group: str, folder: Path, url: str, info: dict[str, Any]) -> None:
-    own = orjson.loads((folder / "config.json").read_bytes()).get("architectures")
+    file = folder / "config.json"
+    own = orjson.loads(file.read_bytes()).get("architectures") if file.is_file() else None
     found = info.get("architectures")
     if own and found and own != found:
         raise UnrecoverableError(

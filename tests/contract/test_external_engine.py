@@ -229,19 +229,12 @@ async def test_a_frozen_model_at_a_url_is_the_one_that_is_named(
         assert made.facts["version"] == "frozen" and made.facts["model"]
 
 
-async def test_a_frozen_model_at_a_url_with_other_weights_ends_its_actor(
-    tmp_path: Path, bus: Bus, publisher: Publisher, engine: LiveEngine
-) -> None:
-    with pytest.raises(UnrecoverableError, match=r"is not the model that http://.* serves: .* model.safetensors"):
-        await (await serving(tmp_path, bus, publisher, engine.url, engine.weights(2))).run()
-
-
 @contextlib.asynccontextmanager
-async def elsewhere(architectures: list[str], tokens: list[int] | None) -> AsyncIterator[str]:
-    """A server whose files are on another host; the address is one that is not known to be ours."""
+async def elsewhere(architectures: list[str], tokens: list[int] | None, folder: str = "/nosuch") -> AsyncIterator[str]:
+    """A server that was started from `folder`."""
 
     async def info(request: web.Request) -> web.Response:
-        return web.json_response({"model_path": "/nosuch", "architectures": architectures})
+        return web.json_response({"model_path": folder, "architectures": architectures})
 
     async def cut(request: web.Request) -> web.Response:
         assert (await request.json())["add_special_tokens"] is False
@@ -277,3 +270,15 @@ async def test_from_another_host_its_kind_and_its_tokenizer_are_compared(
         await joined(kind, [1, 2])
     assert await joined(kind, right) == await joined(kind, None)
     assert "are not compared: POST http" in caplog.text
+
+
+async def test_a_frozen_model_at_a_url_with_other_weights_is_refused(
+    tmp_path: Path, bus: Bus, publisher: Publisher
+) -> None:
+    for name, seed in (("judge", 0), ("other", 1)):
+        build(tmp_path / name, seed=seed, hidden=32, layers=1, intermediate=64)
+    kind = json.loads((tmp_path / "judge" / "config.json").read_text())["architectures"]
+    context = (await serving(tmp_path, bus, publisher, "http://h", tmp_path / "judge")).context
+    async with elsewhere(kind, None, str(tmp_path / "other")) as url, aiohttp.ClientSession() as session:
+        with pytest.raises(UnrecoverableError, match=r"is not the model that http://.* serves: .* model.safetensors"):
+            await check_attached(context, "judge", tmp_path / "judge", EngineControl(url, session))

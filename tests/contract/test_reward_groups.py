@@ -127,6 +127,23 @@ async def test_a_group_of_which_enough_came_waits_for_nobody(tmp_path: Path, bus
     assert await left(bus) == 0
 
 
+async def test_those_that_came_while_a_comparison_failed_are_compared_soon(
+    tmp_path: Path, bus: Bus, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are enough without the ones that were buried, and waited for `wait_s`."""
+    monkeypatch.setattr("physarum.actors.reward.grouped._AGAIN_S", 0.1)
+    limits = ("groups.enough=1", "reward.group.timeout_s=1", "bus.max_deliver=1")
+    context = context_of(tmp_path, bus, publisher, *limits, f"source.group_size={SIZE}")
+    actor = RewardActor(context)
+    async with running(actor):
+        await submit(
+            context, member(bus.run, "g", 0, "hang"), member(bus.run, "g", 1, "5"), member(bus.run, "g", 2, "7")
+        )
+        assert len(await entries(bus, "dead", 1)) == 1
+        assert await rewards(context, 2) == {"g/1:x": 0.0, "g/2:x": 1.0}
+    assert await left(bus) == 0
+
+
 async def test_a_groups_deadline_counts_from_its_first_member(tmp_path: Path, bus: Bus, publisher: Publisher) -> None:
     """`groups.deadline_s` did nothing here: the group waited for `wait_s` after each member."""
     context = context_of(tmp_path, bus, publisher, "groups.deadline_s=0.5")
