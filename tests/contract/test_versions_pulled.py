@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -286,12 +287,13 @@ def test_a_version_that_goes_in_the_store_while_it_is_pulled_is_told_with_what_t
 ) -> None:
     """It looked like damage, for ever: each version went before the last of its objects was read."""
     put(url, 1)
-    read = MirrorHolder.chunk
+    read, one = MirrorHolder.chunk, threading.Lock()
 
     def later(holder: MirrorHolder, digest: str) -> memoryview:
-        if Mirror(Bucket(url), None).latest() == Version("policy", 1, 1):
-            put(url, 2)
-            Copying(Bucket(url), lambda: None, None, 1).retain(1)
+        with one:  # several threads pull
+            if Mirror(Bucket(url), None).latest() == Version("policy", 1, 1):
+                put(url, 2)
+                Copying(Bucket(url), lambda: None, None, 1).retain(1)
         return read(holder, digest)
 
     monkeypatch.setattr(MirrorHolder, "chunk", later)

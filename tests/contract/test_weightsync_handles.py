@@ -31,11 +31,11 @@ from physarum.weightsync.snapshot import Snapshot
 from physarum.weightsync.target import PauseMode
 from physarum.weightsync.transports.checkpoint_engine import CheckpointEngineTransport
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 RECEIVER = ROOT / "tests" / "handle_receiver.py"
 LABEL = "policy@1.1"
-LIMIT_S = 60.0
+LIMIT_S = 150.0  # a first import of SGLang in a new environment takes most of a minute
 PACKAGE = os.environ.get("CHECKPOINT_ENGINE_PATH", "")
 
 
