@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from actor_fixture import make_context, register_until, running
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from bus_fixture import DEADLINE_S
 from checkpoint_service import TOKEN, Service, running_service
 from engine_fixture import LiveEngine
@@ -243,13 +244,8 @@ async def elsewhere(architectures: list[str], tokens: list[int] | None, folder: 
     app = web.Application()
     app.router.add_get("/model_info", info)
     app.router.add_post("/tokenize", cut)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as http:
+        yield str(http.make_url("")).rstrip("/")
 
 
 async def test_from_another_host_its_kind_and_its_tokenizer_are_compared(
